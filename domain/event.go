@@ -1,0 +1,191 @@
+package domain
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// EventType names a kind of message. It is the type property of the message and the
+// "type" of its body, and never changes meaning.
+type EventType string
+
+// The messages of this application.
+const (
+	TypeOrderTimeout EventType = "order.timeout"      // a timer: look at this order now
+	TypeOrderPaid    EventType = "order.paid"         // the buyer gets a receipt
+	TypeOrderClosed  EventType = "order.closed"       // the buyer is told
+	TypeRefundDue    EventType = "payment.refund_due" // captured money must go back
+)
+
+// BuyerEvents are the types that the notifier listens to.
+var BuyerEvents = []EventType{TypeOrderPaid, TypeOrderClosed, TypeRefundDue}
+
+// EventVersion is the version of every contract below. A release reads its own
+// version only; an added optional field does not change it, because unknown fields
+// are ignored and missing optional ones are fine.
+const EventVersion = 1
+
+// Event is a fact about an order, recorded with the decision that made it.
+type Event interface {
+	Type() EventType
+	Order() OrderID
+}
+
+// OrderTimeout says "look at this order now". DueAt is what the deadline was when
+// the timer was made; only the order itself decides.
+type OrderTimeout struct {
+	OrderID OrderID   `json:"order_id"`
+	DueAt   time.Time `json:"due_at,omitzero"` // optional, for people who read messages
+}
+
+// OrderPaid says that a pending order was paid.
+type OrderPaid struct {
+	OrderID   OrderID   `json:"order_id"`
+	PaymentID string    `json:"payment_id"`
+	PaidAt    time.Time `json:"paid_at,omitzero"`
+}
+
+// OrderClosed says that an unpaid order was closed and its stock given back.
+type OrderClosed struct {
+	OrderID  OrderID   `json:"order_id"`
+	ClosedAt time.Time `json:"closed_at,omitzero"`
+	ClosedBy string    `json:"closed_by,omitempty"`
+}
+
+// RefundDue says that captured money must go back. There is one for a payment ID.
+type RefundDue struct {
+	OrderID   OrderID      `json:"order_id"`
+	PaymentID string       `json:"payment_id"`
+	Amount    int64        `json:"amount"` // minor units
+	Currency  Currency     `json:"currency"`
+	Reason    RefundReason `json:"reason,omitempty"`
+}
+
+// Type and Order make them events.
+func (OrderTimeout) Type() EventType { return TypeOrderTimeout }
+func (OrderPaid) Type() EventType    { return TypeOrderPaid }
+func (OrderClosed) Type() EventType  { return TypeOrderClosed }
+func (RefundDue) Type() EventType    { return TypeRefundDue }
+
+func (e OrderTimeout) Order() OrderID { return e.OrderID }
+func (e OrderPaid) Order() OrderID    { return e.OrderID }
+func (e OrderClosed) Order() OrderID  { return e.OrderID }
+func (e RefundDue) Order() OrderID    { return e.OrderID }
+
+// envelope is what every body begins with.
+type envelope struct {
+	Type    EventType `json:"type"`
+	Version int       `json:"version"`
+}
+
+// EncodeEvent writes an event's body: one flat JSON object with type and version.
+func EncodeEvent(e Event) ([]byte, error) {
+	head, err := json.Marshal(envelope{Type: e.Type(), Version: EventVersion})
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(e)
+	if err != nil {
+		return nil, err
+	}
+	return joinObjects(head, body), nil
+}
+
+// joinObjects joins two non-empty JSON objects into one.
+func joinObjects(a, b []byte) []byte {
+	return append(append(bytes.TrimSuffix(a, []byte("}")), ','), b[1:]...)
+}
+
+// DecodeEvent reads a body. It returns an error that is ErrMalformed for a body that
+// breaks the contract and an UnsupportedEventError for a type or version that this
+// release does not know; both are permanent.
+func DecodeEvent(body []byte) (Event, error) {
+	if err := checkObject(body); err != nil {
+		return nil, malformed("%w", err)
+	}
+	var head struct {
+		Type    *EventType `json:"type"`
+		Version *int       `json:"version"`
+	}
+	if err := json.Unmarshal(body, &head); err != nil {
+		return nil, malformed("%w", err)
+	}
+	if head.Type == nil || head.Version == nil {
+		return nil, malformed("type and version are required")
+	}
+	if *head.Version != EventVersion {
+		return nil, &UnsupportedEventError{Type: clip(string(*head.Type), 64), Version: *head.Version}
+	}
+	switch *head.Type {
+	case TypeOrderTimeout:
+		return decodeAs[OrderTimeout](body)
+	case TypeOrderPaid:
+		return decodeAs[OrderPaid](body)
+	case TypeOrderClosed:
+		return decodeAs[OrderClosed](body)
+	case TypeRefundDue:
+		return decodeAs[RefundDue](body)
+	default:
+		return nil, &UnsupportedEventError{Type: clip(string(*head.Type), 64), Version: *head.Version}
+	}
+}
+
+func decodeAs[E Event](body []byte) (Event, error) {
+	var e E
+	if err := json.Unmarshal(body, &e); err != nil {
+		return nil, malformed("%w", err)
+	}
+	if _, err := ParseOrderID(string(e.Order())); err != nil {
+		return nil, malformed("%w", err)
+	}
+	if p, ok := any(e).(interface{ payment() string }); ok && p.payment() == "" {
+		return nil, malformed("payment_id is required")
+	}
+	return e, nil
+}
+
+func (e OrderPaid) payment() string { return e.PaymentID }
+func (e RefundDue) payment() string { return e.PaymentID }
+
+// checkObject refuses what encoding/json would let pass or repair: invalid UTF-8,
+// keys that stand twice, and anything that is not one object.
+func checkObject(body []byte) error {
+	if !utf8.Valid(body) {
+		return errors.New("body is not valid UTF-8")
+	}
+	if !json.Valid(body) { // also bounds the nesting
+		return errors.New("body is not valid JSON")
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if first, err := dec.Token(); err != nil || first != json.Delim('{') {
+		return errors.New("body is not a JSON object")
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		name, _ := key.(string)
+		folded := strings.ToLower(name) // encoding/json takes keys in any case
+		if seen[folded] {
+			return fmt.Errorf("key %q stands twice", clip(name, 64))
+		}
+		seen[folded] = true
+		var skip json.RawMessage
+		if err := dec.Decode(&skip); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+	}
+	return nil
+}
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrMalformed, fmt.Errorf(format, args...))
+}
