@@ -77,7 +77,7 @@ CREATE UNIQUE INDEX payments_accepted ON payments (order_id) WHERE refund_reason
 -- waits for next_attempt_at and tells why in last_error.
 CREATE TABLE outbox (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    message_id      uuid NOT NULL UNIQUE,
+    message_id      uuid NOT NULL,
     order_id        uuid NOT NULL,
     type            text NOT NULL,
     payload         json NOT NULL,
