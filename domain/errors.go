@@ -17,6 +17,9 @@ var (
 	// away. Adapters wrap it around their driver's error. Waiting helps, counting does not.
 	ErrUnavailable = errors.New("dependency unavailable")
 
+	// ErrPanic: the handler panicked. It is tried again like any other failure.
+	ErrPanic = errors.New("panic")
+
 	// ErrPermanent: trying again cannot help.
 	ErrPermanent = errors.New("permanent failure")
 

@@ -51,7 +51,7 @@ func Decide(err error, failed int, ladder Ladder) Decision {
 }
 
 // Class names the kind of a failure, from a small fixed set that can be a metric's
-// label: malformed, unsupported_event, unknown_order, permanent or transient.
+// label: malformed, unsupported_event, unknown_order, permanent, panic or transient.
 func Class(err error) string {
 	var unsupported *UnsupportedEventError
 	switch {
@@ -63,6 +63,8 @@ func Class(err error) string {
 		return "unknown_order"
 	case errors.Is(err, ErrPermanent):
 		return "permanent"
+	case errors.Is(err, ErrPanic):
+		return "panic"
 	default:
 		return "transient"
 	}

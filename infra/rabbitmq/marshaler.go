@@ -1,0 +1,162 @@
+package rabbitmq
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Metadata of a message. What begins with "amqp." describes one delivery: it is there
+// to be read and never sent.
+const (
+	MetaType       = "type" // the event's type, also the AMQP type property
+	metaReadOnly   = "amqp."
+	metaExchange   = metaReadOnly + "exchange"
+	metaRoutingKey = metaReadOnly + "routing_key"
+	metaQueue      = metaReadOnly + "queue"
+	metaDeath      = metaReadOnly + "header.x-death"
+)
+
+// MaxMessageSize bounds a body, in bytes. The broker closes the channel over a
+// message that is too large for it (16 MiB from version 4), and everything else that
+// was on its way with it; ours are a few hundred bytes.
+const MaxMessageSize = 1 << 20
+
+const (
+	maxHeaderValue = 4 << 10  // longer text is clipped
+	maxHeaders     = 64 << 10 // all of them together must fit one frame of 128 KiB
+)
+
+// ErrTooLarge: the message cannot be sent, now or later.
+var ErrTooLarge = errors.New("message is too large")
+
+// Marshaler maps between Watermill and AMQP. Unlike watermill-amqp's default it takes
+// every delivery: a dead-lettered message carries a table and a redelivered one an
+// integer among its headers, and both must reach the handler.
+type Marshaler struct{}
+
+var _ wamqp.Marshaler = Marshaler{}
+
+// Marshal makes a persistent message. Metadata becomes headers, except the broker's
+// own x-* and what only describes a delivery: a broker of version 3 drops replayed
+// messages as a cycle when a client sends x-death back.
+//
+// It returns ErrTooLarge for a body beyond MaxMessageSize. Header values are clipped,
+// and dropped once they no longer fit a frame.
+func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
+	if len(msg.Payload) > MaxMessageSize {
+		return amqp.Publishing{}, fmt.Errorf("%w: %d bytes, allowed: %d", ErrTooLarge, len(msg.Payload), MaxMessageSize)
+	}
+	headers := amqp.Table{}
+	size := 0
+	for _, key := range sortedOwnFirst(msg.Metadata) {
+		value := clip(msg.Metadata[key], maxHeaderValue)
+		size += len(key) + len(value) + 8
+		if len(key) > 255 || size > maxHeaders {
+			continue
+		}
+		headers[key] = value
+	}
+	return amqp.Publishing{
+		Headers:      headers,
+		ContentType:  "application/json",
+		DeliveryMode: amqp.Persistent,
+		MessageId:    msg.UUID,
+		Type:         clip(msg.Metadata.Get(MetaType), 255),
+		Timestamp:    time.Now().UTC(),
+		Body:         msg.Payload,
+	}, nil
+}
+
+// Unmarshal never fails on a real delivery. It refuses the empty one that the client
+// hands out when a queue is deleted under its consumer.
+func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	if d.Acknowledger == nil {
+		return nil, errors.New("not a delivery: the consumer was cancelled")
+	}
+	id := d.MessageId
+	if id == "" {
+		id = uuid.NewString() // a stranger's message: it still needs a name
+	}
+	msg := message.NewMessage(id, d.Body)
+	for key, value := range d.Headers {
+		text, isText := value.(string)
+		switch {
+		case isText && sendable(key):
+			msg.Metadata.Set(key, text)
+		case isText:
+			msg.Metadata.Set(metaReadOnly+"header."+key, text)
+		default:
+			msg.Metadata.Set(metaReadOnly+"header."+key, asText(value))
+		}
+	}
+	if d.Type != "" {
+		msg.Metadata.Set(MetaType, d.Type)
+	}
+	msg.Metadata.Set(metaExchange, d.Exchange)
+	msg.Metadata.Set(metaRoutingKey, d.RoutingKey)
+	if d.Redelivered {
+		msg.Metadata.Set(metaReadOnly+"redelivered", "true")
+	}
+	if !d.Timestamp.IsZero() {
+		msg.Metadata.Set(metaReadOnly+"timestamp", d.Timestamp.UTC().Format(time.RFC3339))
+	}
+	return msg, nil
+}
+
+func sendable(key string) bool {
+	return !strings.HasPrefix(key, "x-") && !strings.HasPrefix(key, metaReadOnly)
+}
+
+// sortedOwnFirst lists the keys to send, the application's own before a stranger's,
+// so that the story of a failure is the last thing to be dropped.
+func sortedOwnFirst(metadata message.Metadata) []string {
+	var own, others []string
+	for key := range metadata {
+		switch {
+		case !sendable(key):
+		case key == MetaType || strings.HasPrefix(key, metaOwn):
+			own = append(own, key)
+		default:
+			others = append(others, key)
+		}
+	}
+	return append(own, others...)
+}
+
+func asText(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Sprint(value)
+	}
+	return string(text)
+}
+
+func clip(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "")
+}
+
+// foreignHeaders are the headers that a message cannot keep because they are not
+// text, as JSON text; the broker's death history is told apart.
+func foreignHeaders(msg *message.Message) string {
+	foreign := map[string]string{}
+	for key, value := range msg.Metadata {
+		if name, ok := strings.CutPrefix(key, metaReadOnly+"header."); ok && !strings.HasPrefix(name, "x-") {
+			foreign[name] = value
+		}
+	}
+	if len(foreign) == 0 {
+		return ""
+	}
+	return clip(asText(foreign), maxHeaderValue)
+}

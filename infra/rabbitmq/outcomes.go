@@ -1,0 +1,228 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.com/ordertimeout/domain"
+)
+
+// The story that a failed message carries, as metadata of its own. Every value is
+// written anew at each failure, so headers never grow with retries or replays.
+const (
+	metaOwn = "ordertimeout-"
+
+	MetaAttempts        = metaOwn + "attempts"         // failed attempts so far
+	MetaConsumer        = metaOwn + "consumer"         // who failed
+	MetaQueue           = metaOwn + "queue"            // where it first came from:
+	MetaExchange        = metaOwn + "exchange"         //   its queue,
+	MetaRoutingKey      = metaOwn + "routing-key"      //   exchange and routing key
+	MetaFirstFailedAt   = metaOwn + "first-failed-at"  // RFC 3339, UTC
+	MetaLastFailedAt    = metaOwn + "last-failed-at"   //
+	MetaErrorClass      = metaOwn + "error-class"      // domain.Class
+	MetaError           = metaOwn + "error"            // text, capped
+	MetaDeathHistory    = metaOwn + "death-history"    // the broker's x-death, as JSON text
+	MetaOriginalHeaders = metaOwn + "original-headers" // headers of other types, as JSON text
+)
+
+const (
+	moveTimeout = 10 * time.Second // for one confirmed move of a message
+
+	// A message held back because a dependency is away is tried again after holdFirst,
+	// doubling to holdMost.
+	holdFirst = 200 * time.Millisecond
+	holdMost  = 5 * time.Second
+
+	// A message is held no longer than this and then returned to its queue: the broker
+	// closes the channel of a consumer that keeps one for 30 minutes.
+	holdLimit = 15 * time.Minute
+)
+
+// Outcomes carries out domain.Decide for one consumer, as a Watermill middleware. It
+// belongs outside of every other middleware, so that it sees every error, and it
+// recovers panics itself.
+//
+// A message that goes elsewhere is published with confirm and mandatory first; only
+// then the handler reports success and the router acks. When the move fails the
+// message stays unacked and the move is tried again.
+type Outcomes struct {
+	Consumer  Consumer
+	Topology  Topology
+	Publisher *Publisher
+	Ladder    domain.Ladder
+	Logger    *slog.Logger
+	Stopping  <-chan struct{} // closed when the process drains: nothing is held any longer
+	Count     *prometheus.CounterVec
+}
+
+// NewOutcomeCounter returns the counter of what became of messages, with labels
+// consumer, outcome and class (empty unless something failed).
+func NewOutcomeCounter(reg prometheus.Registerer) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "ordertimeout_messages_handled_total",
+		Help: "Messages by consumer and by what became of them: done, redelay, hold, retry or park.",
+	}, []string{"consumer", "outcome", "class"})
+	reg.MustRegister(c)
+	return c
+}
+
+// Middleware implements message.HandlerMiddleware. The handler may be called several
+// times for one message while a dependency is away.
+func (o Outcomes) Middleware(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		return nil, o.handle(msg, next)
+	}
+}
+
+func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
+	failed := attempts(msg)
+	wait := newHold()
+	for {
+		err := recovering(next, msg)
+		decision := domain.Decide(err, failed, o.Ladder)
+		o.Count.WithLabelValues(string(o.Consumer), decision.Outcome.String(), decision.Class).Inc()
+		o.log(msg, decision, err)
+		switch decision.Outcome {
+		case domain.Done:
+			return nil
+		case domain.Hold:
+			if !wait.next(o.Stopping) {
+				return err
+			}
+		default:
+			return o.move(msg, decision, err)
+		}
+	}
+}
+
+// move publishes the message to where it goes next, however long that takes.
+func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause error) error {
+	out := o.outgoing(msg, decision, cause)
+	for wait := newHold(); ; {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), moveTimeout)
+		err := o.Publisher.PublishAll(ctx, []Outgoing{out})[0]
+		cancel()
+		if err == nil {
+			return nil
+		}
+		o.Count.WithLabelValues(string(o.Consumer), "move_failed", decision.Class).Inc()
+		o.Logger.Error("message cannot be moved, it stays where it is",
+			"message_id", msg.UUID, "exchange", out.Route.Exchange, "routing_key", out.Route.Key, "error", err)
+		if !wait.next(o.Stopping) {
+			return fmt.Errorf("moving to %s: %w", out.Route.Key, err)
+		}
+	}
+}
+
+func (o Outcomes) outgoing(msg *message.Message, decision domain.Decision, cause error) Outgoing {
+	moved := message.NewMessage(msg.UUID, msg.Payload)
+	for key, value := range msg.Metadata {
+		if sendable(key) {
+			moved.Metadata.Set(key, value)
+		}
+	}
+	switch decision.Outcome {
+	case domain.Redelay:
+		return Outgoing{o.Topology.TimerRoute(decision.Wait), moved}
+	case domain.Retry:
+		o.tellStory(moved, msg, decision, cause)
+		return Outgoing{o.Topology.RetryRoute(o.Consumer, decision.Attempt), moved}
+	default:
+		o.tellStory(moved, msg, decision, cause)
+		return Outgoing{o.Topology.ParkingRoute(o.Consumer), moved}
+	}
+}
+
+func (o Outcomes) tellStory(moved, msg *message.Message, decision domain.Decision, cause error) {
+	now := time.Now().UTC().Format(time.RFC3339Nano)
+	first := func(key, value string) { // of the first failure, kept by the later ones
+		if moved.Metadata.Get(key) == "" {
+			moved.Metadata.Set(key, value)
+		}
+	}
+	first(MetaQueue, msg.Metadata.Get(metaQueue))
+	first(MetaExchange, msg.Metadata.Get(metaExchange))
+	first(MetaRoutingKey, msg.Metadata.Get(metaRoutingKey))
+	first(MetaFirstFailedAt, now)
+	if headers := foreignHeaders(msg); headers != "" {
+		first(MetaOriginalHeaders, headers)
+	}
+	if death := msg.Metadata.Get(metaDeath); death != "" {
+		moved.Metadata.Set(MetaDeathHistory, clip(death, maxHeaderValue))
+	}
+	moved.Metadata.Set(MetaConsumer, string(o.Consumer))
+	moved.Metadata.Set(MetaAttempts, strconv.Itoa(decision.Attempt))
+	moved.Metadata.Set(MetaLastFailedAt, now)
+	moved.Metadata.Set(MetaErrorClass, decision.Class)
+	moved.Metadata.Set(MetaError, clip(cause.Error(), maxHeaderValue))
+}
+
+func (o Outcomes) log(msg *message.Message, d domain.Decision, err error) {
+	logger := o.Logger.With("consumer", o.Consumer, "message_id", msg.UUID, "outcome", d.Outcome.String(), "attempt", d.Attempt)
+	switch d.Outcome {
+	case domain.Done:
+		logger.Debug("message handled")
+	case domain.Redelay:
+		logger.Info("timer is not due yet", "wait", d.Wait.String())
+	case domain.Hold:
+		logger.Warn("dependency away, message held", "error", err)
+	case domain.Retry:
+		logger.Warn("handling failed, message waits on the ladder", "wait", d.Wait.String(), "class", d.Class, "error", err)
+	case domain.Park:
+		logger.Error("handling failed for good, message parked", "class", d.Class, "error", err)
+	}
+}
+
+// attempts reads the failed attempts so far. Anything but a plain number above zero,
+// which only a stranger can have written, counts as none.
+func attempts(msg *message.Message) int {
+	n, err := strconv.Atoi(msg.Metadata.Get(MetaAttempts))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return min(n, 1000)
+}
+
+// recovering turns a panic into an error with its stack.
+func recovering(next message.HandlerFunc, msg *message.Message) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v\n%s", domain.ErrPanic, r, clip(string(debug.Stack()), maxHeaderValue/2))
+		}
+	}()
+	_, err = next(msg)
+	return err
+}
+
+// hold waits longer and longer, within limits.
+type hold struct {
+	wait     *backoff.ExponentialBackOff
+	deadline time.Time
+}
+
+func newHold() hold {
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = holdFirst, holdMost
+	return hold{wait: wait, deadline: time.Now().Add(holdLimit)}
+}
+
+// next reports false when waiting must end: the process drains, or the limit is reached.
+func (h hold) next(stopping <-chan struct{}) bool {
+	if time.Now().After(h.deadline) {
+		return false
+	}
+	select {
+	case <-time.After(h.wait.NextBackOff()):
+		return true
+	case <-stopping:
+		return false
+	}
+}
