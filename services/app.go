@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+
+	"example.com/ordertimeout/infra/httpserver"
+	"example.com/ordertimeout/infra/postgres"
+	"example.com/ordertimeout/infra/rabbitmq"
+	"example.com/ordertimeout/infra/telemetry"
+)
+
+// app is one running process: what its services share, and what each of them runs.
+//
+//	newApp ─▶ add… (serve.go) ─▶ run: health up ─▶ schema there ─▶ workers ─▶ ctx ends ─▶ workers drain ─▶ health down ─▶ close
+type app struct {
+	telemetry telemetry.Config
+	logger    *slog.Logger
+	registry  *prometheus.Registry
+	checks    []telemetry.Check
+	db        *postgres.DB
+
+	// Set by useBroker, for the services that need it.
+	delays                *delaysConfig
+	topology              rabbitmq.Topology
+	publishing, consuming *rabbitmq.Connection
+	publisher             *rabbitmq.Publisher
+	keeper                *rabbitmq.Keeper
+	outcomes              *prometheus.CounterVec
+	stopping              chan struct{} // closed when the process begins to drain
+
+	workers []func(context.Context) error // each runs until its context ends, and then drains
+}
+
+// routerDrain is a little more than a subscription's own drain, so that the router
+// never gives up on a message that its subscription still waits for.
+const routerDrain = 25 * time.Second
+
+func newApp(service string) (*app, error) {
+	config, err := load[telemetry.Config]()
+	database, dbErr := load[postgres.Config]()
+	if err := errors.Join(err, dbErr); err != nil {
+		return nil, err
+	}
+	a := &app{
+		telemetry: config,
+		logger:    telemetry.NewLogger(config, os.Stderr),
+		registry:  prometheus.NewRegistry(),
+		stopping:  make(chan struct{}),
+	}
+	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a.logger.Info("starting", "service", service, "version", version)
+	if a.db, err = postgres.Open(context.Background(), database); err != nil {
+		return nil, err
+	}
+	a.check("postgres", a.db.Ping)
+	return a, nil
+}
+
+// useBroker connects to the broker once, however many services ask for it.
+func (a *app) useBroker() error {
+	if a.delays != nil {
+		return nil
+	}
+	config, err := load[rabbitmq.Config]()
+	delays, delaysErr := load[delaysConfig]()
+	if err := errors.Join(err, delaysErr); err != nil {
+		return err
+	}
+	a.delays = &delays
+	a.topology = delays.topology(config.Namespace)
+	a.publishing = rabbitmq.Connect(config, "ordertimeout publishing", a.logger)
+	a.consuming = rabbitmq.Connect(config, "ordertimeout consuming", a.logger)
+	a.publisher = rabbitmq.NewPublisher(a.publishing)
+	a.keeper = rabbitmq.NewKeeper(a.topology, a.consuming, a.logger)
+	a.outcomes = rabbitmq.NewOutcomeCounter(a.registry)
+	a.check("rabbitmq", func(context.Context) error { return errors.Join(a.publishing.Ready(), a.consuming.Ready()) })
+	a.check("topology", func(context.Context) error { return a.keeper.Ready() })
+	return nil
+}
+
+// consume runs handle on a consumer's queue, inside of the outcome switch.
+func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConfig, handle message.NoPublishHandlerFunc) {
+	logger := a.logger.With("service", string(consumer))
+	subscriber := rabbitmq.NewSubscriber(a.consuming, config, logger)
+	a.check(string(consumer)+" subscription", func(context.Context) error { return subscriber.Ready() })
+	outcomes := rabbitmq.Outcomes{
+		Consumer:  consumer,
+		Topology:  a.topology,
+		Publisher: a.publisher,
+		Ladder:    a.delays.Ladder,
+		Logger:    logger,
+		Stopping:  a.stopping,
+		Count:     a.outcomes,
+	}
+	a.workers = append(a.workers, func(ctx context.Context) error {
+		router, err := message.NewRouter(message.RouterConfig{CloseTimeout: routerDrain}, watermill.NewSlogLogger(logger))
+		if err != nil {
+			return err
+		}
+		router.AddConsumerHandler(string(consumer), a.topology.Queue(consumer), subscriber, handle).
+			AddMiddleware(outcomes.Middleware)
+		return router.Run(ctx)
+	})
+}
+
+func (a *app) serveHTTP(addr string, handler interface {
+	http.Handler
+	Mux() *http.ServeMux
+}) {
+	telemetry.Handle(handler.Mux(), a.checks)
+	a.workers = append(a.workers, func(ctx context.Context) error {
+		return httpserver.Run(ctx, addr, handler, a.logger.With("service", "order"))
+	})
+}
+
+// run works until ctx ends or a part fails, then drains. Health and metrics are served
+// from before the first dependency is there until after the last worker is done.
+func (a *app) run(ctx context.Context) error {
+	health, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopHealth()
+	healthDone := make(chan error, 1)
+	go func() {
+		healthDone <- httpserver.Run(health, a.telemetry.MetricsAddr, telemetry.Handler(a.registry, a.checks), a.logger.With("service", "health"))
+	}()
+
+	group, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, func() { close(a.stopping) })
+	group.Go(func() error { // a metrics port that is taken is a failed start
+		select {
+		case err := <-healthDone:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	group.Go(func() error { return a.work(ctx) })
+	err := group.Wait()
+	a.logger.Info("stopped", "error", err)
+	return err
+}
+
+// work starts the workers once the schema is there: a message that meets no table
+// would climb the ladder for nothing.
+func (a *app) work(ctx context.Context) error {
+	if err := a.awaitSchema(ctx); err != nil {
+		return nil // the end came first
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	if a.keeper != nil {
+		group.Go(func() error { return a.keeper.Run(ctx) })
+		group.Go(func() error { return a.recordDelays(ctx) })
+	}
+	for _, worker := range a.workers {
+		group.Go(func() error { return worker(ctx) })
+	}
+	return group.Wait()
+}
+
+// startRetry is how often a missing dependency is looked for at the start.
+const startRetry = time.Second
+
+func (a *app) awaitSchema(ctx context.Context) error {
+	for {
+		err := a.db.CheckSchema(ctx)
+		if err == nil {
+			return nil
+		}
+		a.logger.Warn("database is not ready, waiting", "error", err)
+		if err := sleep(ctx, startRetry); err != nil {
+			return err
+		}
+	}
+}
+
+// recordDelays notes which delay queues exist, so that those of dropped windows can be
+// found and removed later.
+func (a *app) recordDelays(ctx context.Context) error {
+	store := postgres.NewDelayQueues(a.db)
+	for ctx.Err() == nil {
+		err := store.Record(ctx, a.topology.Namespace(), a.delays.delays().All())
+		if err == nil {
+			return nil
+		}
+		a.logger.Warn("delay queues cannot be recorded, trying again", "error", err)
+		_ = sleep(ctx, startRetry) // the loop looks at ctx
+	}
+	return nil
+}
+
+// close gives everything back, in the opposite order of its making.
+func (a *app) close() {
+	if a.delays != nil {
+		_ = a.publisher.Close() // what waits for a confirm has been waited for
+		a.consuming.Close()
+		a.publishing.Close()
+	}
+	a.db.Close()
+}
+
+func (a *app) check(name string, ready func(context.Context) error) {
+	a.checks = append(a.checks, telemetry.Check{Name: name, Ready: ready})
+}
+
+func (c delaysConfig) topology(namespace string) rabbitmq.Topology {
+	return rabbitmq.NewTopology(namespace, c.delays(), c.Ladder)
+}
+
+func (a *app) orders() *postgres.Orders               { return postgres.NewOrders(a.db) }
+func (a *app) stock() *postgres.Stock                 { return postgres.NewStock(a.db) }
+func (a *app) outbox() *postgres.Outbox               { return postgres.NewOutbox(a.db) }
+func (a *app) notifications() *postgres.Notifications { return postgres.NewNotifications(a.db) }
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting: %w", ctx.Err())
+	}
+}

@@ -1,0 +1,95 @@
+// Package closer handles timers: it closes the order that a timer names if the order
+// is still unpaid and due.
+package closer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"example.com/ordertimeout/domain"
+)
+
+// Orders is the store: Update locks one order, lets decide change it by the database's
+// clock, and commits what it recorded, all or nothing, before it returns.
+type Orders interface {
+	Update(ctx context.Context, id domain.OrderID, decide func(*domain.Order, time.Time) error) (*domain.Order, error)
+}
+
+// closeTimeout bounds one close. The database's own statement timeout is shorter.
+const closeTimeout = 15 * time.Second
+
+// Closer closes orders.
+type Closer struct {
+	orders   Orders
+	logger   *slog.Logger
+	closed   *prometheus.CounterVec
+	lateness prometheus.Histogram
+}
+
+// New returns a closer that registers its metrics with reg.
+func New(orders Orders, reg prometheus.Registerer, logger *slog.Logger) *Closer {
+	c := &Closer{
+		orders: orders,
+		logger: logger,
+		closed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ordertimeout_orders_closed_total",
+			Help: "Unpaid orders closed, by the path that closed them: timer, sweep or replay.",
+		}, []string{"by"}),
+		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "ordertimeout_close_lateness_seconds",
+			Help: "Time from an order's deadline to its committed close.",
+			// From the milliseconds of a healthy broker to an hour's outage.
+			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600},
+		}),
+	}
+	reg.MustRegister(c.closed, c.lateness)
+	return c
+}
+
+// Handle is the handler of the timeout queue. It returns nil only after the
+// transaction committed, or when there was nothing to do, so the ack that follows a
+// nil can never be ahead of the commit.
+//
+// It returns a domain.NotDueError for a timer that came early, domain.ErrMalformed or
+// an UnsupportedEventError for a message that is no timer, domain.ErrOrderNotFound,
+// and domain.ErrUnavailable while the database is away.
+func (c *Closer) Handle(msg *message.Message) error {
+	event, err := domain.DecodeEvent(msg.Payload)
+	if err != nil {
+		return err
+	}
+	timer, ok := event.(domain.OrderTimeout)
+	if !ok {
+		return fmt.Errorf("%w: %s is not a timer", domain.ErrMalformed, event.Type())
+	}
+	// A shutdown ends the message's context; work in hand is finished all the same.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), closeTimeout)
+	defer cancel()
+	return c.close(ctx, timer.OrderID, msg.UUID)
+}
+
+func (c *Closer) close(ctx context.Context, id domain.OrderID, messageID string) error {
+	var closed bool
+	order, err := c.orders.Update(ctx, id, func(o *domain.Order, now time.Time) (err error) {
+		closed, err = o.Close(domain.ByTimer, now)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("closing order %s: %w", id, err)
+	}
+	logger := c.logger.With("order_id", id, "message_id", messageID)
+	if !closed {
+		logger.Debug("nothing to close", "status", order.Status().String())
+		return nil
+	}
+	c.closed.WithLabelValues(domain.ByTimer.String()).Inc()
+	lateness := time.Since(order.DueAt()) // the database's deadline by this machine's clock
+	c.lateness.Observe(max(0, lateness.Seconds()))
+	logger.Info("order closed", "due_at", order.DueAt().UTC(), "late", lateness.String())
+	return nil
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+
+	"github.com/caarlos0/env/v11"
+
+	"example.com/ordertimeout/domain"
+)
+
+// delaysConfig is what every process that talks to the broker must agree on.
+type delaysConfig struct {
+	Windows domain.Windows `env:"PAYMENT_WINDOWS" envDefault:"30m"`
+	Tiers   domain.Tiers   `env:"DELAY_TIERS" envDefault:"1s,10s,1m,5m,30m"`
+	Ladder  domain.Ladder  `env:"RETRY_LADDER" envDefault:"10s,1m,5m"`
+}
+
+func (delaysConfig) Validate() error { return nil } // the types' own parsers have done it
+
+// load reads one part of the configuration from the environment and validates it. Each
+// adapter and service owns its part and sees nothing else. The error names every bad
+// variable, what came and what is allowed.
+func load[C interface{ Validate() error }]() (C, error) {
+	config, err := env.ParseAs[C]()
+	if err != nil {
+		return config, describe(err, reflect.TypeFor[C]())
+	}
+	return config, config.Validate()
+}
+
+// describe replaces field names in the parser's errors by the names of variables.
+func describe(err error, config reflect.Type) error {
+	var all env.AggregateError
+	if !errors.As(err, &all) {
+		return err
+	}
+	var errs []error
+	for _, one := range all.Errors {
+		var parse env.ParseError
+		var unset env.VarIsNotSetError
+		switch {
+		case errors.As(one, &parse):
+			field, _ := config.FieldByName(parse.Name)
+			variable := field.Tag.Get("env")
+			errs = append(errs, fmt.Errorf("%s: got %q: %w", variable, os.Getenv(variable), parse.Err))
+		case errors.As(one, &unset):
+			errs = append(errs, fmt.Errorf("%s is required and not set", unset.Key))
+		default:
+			errs = append(errs, one)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"example.com/ordertimeout/infra/smtp"
+	"example.com/ordertimeout/services/closer"
+	"example.com/ordertimeout/services/notifier"
+	"example.com/ordertimeout/services/order"
+	"example.com/ordertimeout/services/relay"
+
+	"example.com/ordertimeout/infra/rabbitmq"
+)
+
+// serveCmd runs one service, or all of them in one process.
+type serveCmd struct{}
+
+// Run is called by the command line parser with the name of the chosen service.
+func (serveCmd) Run(ctx context.Context, service string) error {
+	a, err := newApp(service)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	add := map[string]func() error{
+		"order":    a.addOrder,
+		"relay":    a.addRelay,
+		"closer":   a.addCloser,
+		"notifier": a.addNotifier,
+		"all": func() error {
+			return errors.Join(a.addOrder(), a.addRelay(), a.addCloser(), a.addNotifier())
+		},
+	}
+	if err := add[service](); err != nil {
+		return err
+	}
+	return a.run(ctx)
+}
+
+func (a *app) addOrder() error {
+	config, err := load[order.Config]()
+	if err != nil {
+		return err
+	}
+	handler, err := order.NewHandler(config, order.Deps{
+		Orders:  a.orders(),
+		Stock:   a.stock(),
+		Log:     a.logger.With("service", "order"),
+		Metrics: a.registry,
+		Version: version,
+	})
+	if err != nil {
+		return err
+	}
+	a.serveHTTP(config.Addr, handler)
+	return nil
+}
+
+func (a *app) addRelay() error {
+	config, err := load[relay.Config]()
+	if err := errors.Join(err, a.useBroker()); err != nil {
+		return err
+	}
+	r := relay.New(config, a.outbox(), a.publisher, a.topology, a.registry, a.logger.With("service", "relay"))
+	a.workers = append(a.workers, r.Run)
+	return nil
+}
+
+func (a *app) addCloser() error {
+	if err := a.useBroker(); err != nil {
+		return err
+	}
+	c := closer.New(a.orders(), a.registry, a.logger.With("service", "closer"))
+	a.consume(rabbitmq.Closer, rabbitmq.SubscriberConfig{}, c.Handle)
+	return nil
+}
+
+// mailsInHand bounds the notifier's concurrency: each is one SMTP session.
+const mailsInHand = 16
+
+func (a *app) addNotifier() error {
+	config, err := load[smtp.Config]()
+	if err := errors.Join(err, a.useBroker()); err != nil {
+		return err
+	}
+	mailer, err := smtp.New(config)
+	if err != nil {
+		return err
+	}
+	n := notifier.New(a.orders(), a.notifications(), mailer, a.registry, a.logger.With("service", "notifier"))
+	a.consume(rabbitmq.Notifier, rabbitmq.SubscriberConfig{Window: mailsInHand}, n.Handle)
+	return nil
+}
