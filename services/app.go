@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/telemetry"
+	"example.com/ordertimeout/services/order"
 )
 
 // app is one running process: what its services share, and what each of them runs.
@@ -105,6 +104,9 @@ func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConf
 		Count:     a.outcomes,
 	}
 	a.workers = append(a.workers, func(ctx context.Context) error {
+		if await(ctx, logger, func(context.Context) error { return a.keeper.Ready() }) != nil {
+			return nil // the end came first
+		}
 		router, err := message.NewRouter(message.RouterConfig{CloseTimeout: routerDrain}, watermill.NewSlogLogger(logger))
 		if err != nil {
 			return err
@@ -115,13 +117,13 @@ func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConf
 	})
 }
 
-func (a *app) serveHTTP(addr string, handler interface {
-	http.Handler
-	Mux() *http.ServeMux
-}) {
-	telemetry.Handle(handler.Mux(), a.checks)
+// serveAPI serves the order service's calls, and its health beside them for a load
+// balancer that sees this port only.
+func (a *app) serveAPI(addr string, api *order.Handler) {
 	a.workers = append(a.workers, func(ctx context.Context) error {
-		return httpserver.Run(ctx, addr, handler, a.logger.With("service", "order"))
+		api.Handle("GET /healthz", telemetry.Healthz())
+		api.Handle("GET /readyz", telemetry.Readyz(a.checks))
+		return httpserver.Run(ctx, addr, api, a.logger.With("service", "order"))
 	})
 }
 
@@ -154,7 +156,7 @@ func (a *app) run(ctx context.Context) error {
 // work starts the workers once the schema is there: a message that meets no table
 // would climb the ladder for nothing.
 func (a *app) work(ctx context.Context) error {
-	if err := a.awaitSchema(ctx); err != nil {
+	if await(ctx, a.logger, a.db.CheckSchema) != nil {
 		return nil // the end came first
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -169,17 +171,24 @@ func (a *app) work(ctx context.Context) error {
 }
 
 // startRetry is how often a missing dependency is looked for at the start.
-const startRetry = time.Second
+const startRetry = 200 * time.Millisecond
 
-func (a *app) awaitSchema(ctx context.Context) error {
-	for {
-		err := a.db.CheckSchema(ctx)
+// await returns nil once ready does, and an error when ctx ends first. It logs each
+// new cause of waiting once.
+func await(ctx context.Context, logger *slog.Logger, ready func(context.Context) error) error {
+	for last := ""; ; {
+		err := ready(ctx)
 		if err == nil {
 			return nil
 		}
-		a.logger.Warn("database is not ready, waiting", "error", err)
-		if err := sleep(ctx, startRetry); err != nil {
-			return err
+		if text := err.Error(); text != last && ctx.Err() == nil {
+			logger.Warn("not ready to start, waiting", "error", err)
+			last = text
+		}
+		select {
+		case <-time.After(startRetry):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
@@ -188,14 +197,9 @@ func (a *app) awaitSchema(ctx context.Context) error {
 // found and removed later.
 func (a *app) recordDelays(ctx context.Context) error {
 	store := postgres.NewDelayQueues(a.db)
-	for ctx.Err() == nil {
-		err := store.Record(ctx, a.topology.Namespace(), a.delays.delays().All())
-		if err == nil {
-			return nil
-		}
-		a.logger.Warn("delay queues cannot be recorded, trying again", "error", err)
-		_ = sleep(ctx, startRetry) // the loop looks at ctx
-	}
+	_ = await(ctx, a.logger, func(ctx context.Context) error { // the end may come first
+		return store.Record(ctx, a.topology.Namespace(), a.delays.delays().All())
+	})
 	return nil
 }
 
@@ -213,20 +217,7 @@ func (a *app) check(name string, ready func(context.Context) error) {
 	a.checks = append(a.checks, telemetry.Check{Name: name, Ready: ready})
 }
 
-func (c delaysConfig) topology(namespace string) rabbitmq.Topology {
-	return rabbitmq.NewTopology(namespace, c.delays(), c.Ladder)
-}
-
 func (a *app) orders() *postgres.Orders               { return postgres.NewOrders(a.db) }
 func (a *app) stock() *postgres.Stock                 { return postgres.NewStock(a.db) }
 func (a *app) outbox() *postgres.Outbox               { return postgres.NewOutbox(a.db) }
 func (a *app) notifications() *postgres.Notifications { return postgres.NewNotifications(a.db) }
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("waiting: %w", ctx.Err())
-	}
-}

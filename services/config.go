@@ -9,6 +9,7 @@ import (
 	"github.com/caarlos0/env/v11"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/rabbitmq"
 )
 
 // delaysConfig is what every process that talks to the broker must agree on.
@@ -19,6 +20,12 @@ type delaysConfig struct {
 }
 
 func (delaysConfig) Validate() error { return nil } // the types' own parsers have done it
+
+func (c delaysConfig) delays() domain.Delays { return domain.NewDelays(c.Windows, c.Tiers) }
+
+func (c delaysConfig) topology(namespace string) rabbitmq.Topology {
+	return rabbitmq.NewTopology(namespace, c.delays(), c.Ladder)
+}
 
 // load reads one part of the configuration from the environment and validates it. Each
 // adapter and service owns its part and sees nothing else. The error names every bad

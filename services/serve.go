@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 
+	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/smtp"
 	"example.com/ordertimeout/services/closer"
 	"example.com/ordertimeout/services/notifier"
 	"example.com/ordertimeout/services/order"
 	"example.com/ordertimeout/services/relay"
-
-	"example.com/ordertimeout/infra/rabbitmq"
 )
 
 // serveCmd runs one service, or all of them in one process.
@@ -53,7 +52,7 @@ func (a *app) addOrder() error {
 	if err != nil {
 		return err
 	}
-	a.serveHTTP(config.Addr, handler)
+	a.serveAPI(config.Addr, handler)
 	return nil
 }
 
@@ -88,7 +87,13 @@ func (a *app) addNotifier() error {
 	if err != nil {
 		return err
 	}
-	n := notifier.New(a.orders(), a.notifications(), mailer, a.registry, a.logger.With("service", "notifier"))
+	n := notifier.New(notifier.Deps{
+		Orders:        a.orders(),
+		Notifications: a.notifications(),
+		Mailer:        mailer,
+		Logger:        a.logger.With("service", "notifier"),
+		Registerer:    a.registry,
+	})
 	a.consume(rabbitmq.Notifier, rabbitmq.SubscriberConfig{Window: mailsInHand}, n.Handle)
 	return nil
 }

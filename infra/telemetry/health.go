@@ -20,15 +20,17 @@ type Check struct {
 // is away.
 const checkTimeout = 2 * time.Second
 
-// Handle adds /healthz and /readyz to mux. /healthz answers 200 as long as the process
-// serves requests, so that an orchestrator does not restart it over a dependency.
-// /readyz answers 503 and names the cause while any check fails, and 200 again by
-// itself.
-func Handle(mux *http.ServeMux, checks []Check) {
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+// Healthz answers 200 as long as the process serves requests, so that an orchestrator
+// does not restart it over a dependency.
+func Healthz() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		writeStatus(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+}
+
+// Readyz answers 503 and names the cause while any check fails, and 200 again by itself.
+func Readyz(checks []Check) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
 		defer cancel()
 		status, body := http.StatusOK, make(map[string]string, len(checks))
@@ -42,10 +44,11 @@ func Handle(mux *http.ServeMux, checks []Check) {
 	})
 }
 
-// Handler returns a mux that serves health and /metrics.
+// Handler serves /healthz, /readyz and /metrics.
 func Handler(gatherer prometheus.Gatherer, checks []Check) http.Handler {
 	mux := http.NewServeMux()
-	Handle(mux, checks)
+	mux.Handle("GET /healthz", Healthz())
+	mux.Handle("GET /readyz", Readyz(checks))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
 	return mux
 }
