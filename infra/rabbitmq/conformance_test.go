@@ -1,7 +1,6 @@
 package rabbitmq_test
 
 import (
-	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -27,8 +26,8 @@ func TestWatermillConformance(t *testing.T) {
 func newPubSub(t *testing.T) (message.Publisher, message.Subscriber) {
 	t.Helper()
 	config := rabbitmq.Config{URL: rabbitmqtest.URL(), Namespace: "unused"}
-	publishing := rabbitmq.Connect(config, "conformance publishing", slog.New(slog.DiscardHandler))
-	consuming := rabbitmq.Connect(config, "conformance consuming", slog.New(slog.DiscardHandler))
+	publishing := rabbitmq.Connect(config, "conformance publishing", discard())
+	consuming := rabbitmq.Connect(config, "conformance consuming", discard())
 	t.Cleanup(publishing.Close)
 	t.Cleanup(consuming.Close)
 	publisher := rabbitmq.NewPublisher(publishing)
@@ -37,7 +36,7 @@ func newPubSub(t *testing.T) (message.Publisher, message.Subscriber) {
 		DrainTimeout:  time.Second, // the suite leaves messages in hand on purpose
 		NackDelay:     time.Millisecond,
 		NackDelayMost: 50 * time.Millisecond,
-	}, slog.New(slog.DiscardHandler))
+	}, discard())
 	topics := &topics{t: t, known: map[string]bool{}}
 	return publisherOnTopics{publisher, topics}, subscriberOnTopics{subscriber, topics}
 }

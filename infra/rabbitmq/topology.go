@@ -230,3 +230,11 @@ func (t Topology) queueNames() []string {
 	slices.Reverse(names)
 	return names
 }
+
+// Names lists every queue, in the order messages pass them, and every exchange.
+func (t Topology) Names() (queues, exchanges []string) {
+	for _, e := range t.exchanges() {
+		exchanges = append(exchanges, e.name)
+	}
+	return t.queueNames(), exchanges
+}
