@@ -93,10 +93,24 @@ func (c *Connection) Ready() error {
 	case c.live == nil || c.live.IsClosed():
 		return unavailable(c.lastErr)
 	case c.blocked != "":
-		return unavailable(fmt.Errorf("broker blocks publishers: %s", c.blocked))
+		return blockedError(c.blocked)
 	default:
 		return nil
 	}
+}
+
+// blockedError returns an error while the broker blocks publishers.
+func (c *Connection) blockedError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.blocked == "" {
+		return nil
+	}
+	return blockedError(c.blocked)
+}
+
+func blockedError(reason string) error {
+	return unavailable(fmt.Errorf("broker blocks publishers: %s", reason))
 }
 
 // await returns the live connection.

@@ -164,9 +164,10 @@ func (p *Publisher) Close() error {
 	return nil
 }
 
-// session returns the channel in use, or opens one.
+// session returns the channel in use, or opens one, waiting for a connection as long as
+// ctx allows. A broker that blocks publishers would not even read from it.
 func (p *Publisher) session(ctx context.Context) (*publishing, error) {
-	if err := p.conn.Ready(); err != nil {
+	if err := p.conn.blockedError(); err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
