@@ -100,6 +100,7 @@ func Serve(t testing.TB, listener net.Listener, options ...Option) *Server {
 	}()
 	t.Cleanup(func() {
 		_ = s.smtp.Close()
+		_ = listener.Close() // of a server that closed before it began to serve
 		<-done
 	})
 	return s
