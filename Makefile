@@ -1,0 +1,51 @@
+# Needs Go and make; everything else is found, started or installed on demand.
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+TOOLS   := $(CURDIR)/.dev/bin
+GOLANGCI_VERSION := v2.15.0
+DEV     := go run ./e2e/dev
+
+# RACE=1 switches the race detector on, RUN=regexp picks tests.
+TEST_FLAGS := -count=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$(RUN)')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test up down build lint fmt image clean
+
+help: ## list what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: ## start everything, play the story of three orders and end (under 60 s)
+	@$(DEV) exec go run ./e2e/demo
+
+test: ## start what is needed and run all tests (RACE=1, RUN=regexp)
+	$(DEV) exec go test $(TEST_FLAGS) ./...
+
+up: ## start everything, leave it running and print the URLs
+	@$(DEV) up
+
+down: ## stop what was started for this checkout, and nothing else
+	@$(DEV) down
+
+build: ## build the binary, bin/ordertimeout
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/ordertimeout ./services
+
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## check formatting, suspicious code, style and the direction of imports
+	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
+	go vet ./...
+	$< run
+	go test -count=1 -run TestImportDirections ./e2e
+
+fmt: ## format the code
+	gofmt -w .
+
+image: ## build the container image
+	docker build -f infra/image/Dockerfile --build-arg VERSION=$(VERSION) -t ordertimeout:$(VERSION) .
+
+clean: down ## stop everything and remove what was built, private servers' data included
+	rm -rf bin .dev
+
+# Built once, outside of this module, so that go.mod stays the application's own.
+$(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
+	mkdir -p $(TOOLS)
+	cd / && GOBIN=$(TOOLS) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv $(TOOLS)/golangci-lint $@

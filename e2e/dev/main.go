@@ -1,0 +1,299 @@
+// Command dev brings up what development and tests need, and takes it down again. The
+// Makefile calls it.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"example.com/ordertimeout/e2e/servers"
+)
+
+const usage = `usage: go run ./e2e/dev exec COMMAND [ARGUMENTS]   run a command with DATABASE_URL and AMQP_URL set
+       go run ./e2e/dev up                         start everything and leave it running
+       go run ./e2e/dev down                       stop what up and exec started`
+
+func main() {
+	// exec hands signals on to the command; up and down are short.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	code, err := run(ctx, os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dev:", err)
+	}
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string) (int, error) {
+	root, err := filepath.Abs(".")
+	if err != nil {
+		return 1, err
+	}
+	s := &stack{root: root, dir: filepath.Join(root, ".dev")}
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return 1, err
+	}
+	switch {
+	case len(args) > 1 && args[0] == "exec":
+		return s.exec(ctx, args[1:])
+	case len(args) == 1 && args[0] == "up":
+		return exitCode(s.up(ctx))
+	case len(args) == 1 && args[0] == "down":
+		return exitCode(s.down(ctx))
+	default:
+		return 2, errors.New(usage)
+	}
+}
+
+func exitCode(err error) (int, error) {
+	if err != nil {
+		return 1, err
+	}
+	return 0, nil
+}
+
+// stack is what runs for one checkout. What this command started is written down in
+// .dev, so that down stops that and nothing else.
+type stack struct{ root, dir string }
+
+// exec runs a command against servers that were found or started, and returns its exit
+// status.
+func (s *stack) exec(ctx context.Context, args []string) (int, error) {
+	database, broker, err := s.servers(ctx)
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+database, "AMQP_URL="+broker)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // it may be gone already
+	defer stop()
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return max(1, exit.ExitCode()), nil
+	}
+	return exitCode(err)
+}
+
+// servers finds or starts Postgres and RabbitMQ and notes what was started.
+func (s *stack) servers(ctx context.Context) (database, broker string, err error) {
+	db, err := servers.FindPostgres(ctx, s.root, os.Stderr)
+	if err != nil {
+		return "", "", err
+	}
+	mq, err := servers.FindRabbitMQ(ctx, s.root, os.Stderr)
+	if err != nil {
+		return "", "", err
+	}
+	return db.URL, mq.URL, nil
+}
+
+// The application that up starts, with values that are for development only.
+const (
+	appDatabase   = "ordertimeout"
+	operatorToken = "development-operator-token"
+	webhookSecret = "whsec_ZGV2ZWxvcG1lbnQtb25seS1zZWNyZXQtMDE="
+)
+
+type app struct {
+	Process servers.Process `json:"process"`
+	API     string          `json:"api"`
+	Metrics string          `json:"metrics"`
+}
+
+func (s *stack) up(ctx context.Context) error {
+	database, broker, err := s.servers(ctx)
+	if err != nil {
+		return err
+	}
+	if database, err = createDatabase(ctx, database, appDatabase); err != nil {
+		return err
+	}
+	mail, err := s.startMail(ctx)
+	if err != nil {
+		return err
+	}
+	a, err := s.startApp(ctx, database, broker, mail)
+	if err != nil {
+		return err
+	}
+	fmt.Printf(`
+The application is up.
+  API             http://%[1]s/docs       (OpenAPI: http://%[1]s/openapi.json)
+  health          http://%[2]s/readyz
+  metrics         http://%[2]s/metrics
+  mail            http://%[3]s/api/v1/messages
+  database        %[4]s
+  broker          %[5]s
+  operator token  %[6]s
+  log             %[7]s
+Stop it with: make down
+`, a.API, a.Metrics, mail.HTTP, database, redacted(broker), operatorToken, filepath.Join(s.dir, "app.log"))
+	return nil
+}
+
+func (s *stack) startApp(ctx context.Context, database, broker string, mail mailServer) (app, error) {
+	var a app
+	if s.restore("app", &a) == nil && a.Process.Alive() {
+		fmt.Println("the application runs already")
+		return a, nil
+	}
+	binary := filepath.Join(s.root, "bin", "ordertimeout")
+	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "./services")
+	build.Stdout, build.Stderr, build.Dir = os.Stdout, os.Stderr, s.root
+	if err := build.Run(); err != nil {
+		return a, fmt.Errorf("build: %w", err)
+	}
+	var err error
+	if a.API, err = address(8080); err != nil {
+		return a, err
+	}
+	if a.Metrics, err = address(9090); err != nil {
+		return a, err
+	}
+	env := append(os.Environ(),
+		"DATABASE_URL="+database, "AMQP_URL="+broker,
+		"ORDER_ADDR="+a.API, "METRICS_ADDR="+a.Metrics,
+		"OPERATOR_TOKEN="+operatorToken, "PAYMENT_WEBHOOK_SECRET="+webhookSecret,
+		"SMTP_URL=smtp://"+mail.SMTP, "MAIL_FROM=Shop <shop@example.com>",
+	)
+	migrate := exec.CommandContext(ctx, binary, "migrate")
+	migrate.Env, migrate.Stdout, migrate.Stderr = env, os.Stdout, os.Stderr
+	if err := migrate.Run(); err != nil {
+		return a, fmt.Errorf("migrate: %w", err)
+	}
+	serve := exec.Command(binary, "all")
+	serve.Env = env
+	if a.Process, err = servers.Detach(serve, filepath.Join(s.dir, "app.log"), ""); err != nil {
+		return a, err
+	}
+	if err := s.save("app", a); err != nil {
+		return a, err
+	}
+	return a, awaitReady(ctx, a)
+}
+
+func awaitReady(ctx context.Context, a app) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.Metrics+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err == nil {
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		if !a.Process.Alive() {
+			return errors.New("the application ended, see .dev/app.log")
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.New("the application is not ready, see .dev/app.log")
+		}
+	}
+}
+
+func (s *stack) down(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	var a app
+	var m mailServer
+	var errs []error
+	if s.restore("app", &a) == nil && a.Process.Alive() {
+		errs = append(errs, a.Process.End(ctx, syscall.SIGTERM))
+		fmt.Println("stopped the application")
+	}
+	if s.restore("mail", &m) == nil && m.Process.Alive() {
+		errs = append(errs, m.Process.End(ctx, syscall.SIGTERM))
+		fmt.Println("stopped the mail server")
+	}
+	stopped, err := servers.StopStarted(ctx, s.root)
+	for _, name := range stopped {
+		fmt.Println("stopped " + name)
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// createDatabase makes the application's own database unless it is there.
+func createDatabase(ctx context.Context, server, name string) (string, error) {
+	conn, err := pgx.Connect(ctx, server)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	var exists bool
+	if err := conn.QueryRow(ctx, "SELECT exists(SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists); err != nil {
+		return "", err
+	}
+	if !exists {
+		if _, err := conn.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()); err != nil {
+			return "", err
+		}
+	}
+	u, err := url.Parse(server)
+	if err != nil {
+		return "", err
+	}
+	u.Path = "/" + name
+	return u.String(), nil
+}
+
+// address is the usual port, or a free one where that is taken.
+func address(port int) (string, error) {
+	if servers.Answers(port) {
+		free, err := servers.FreePort()
+		if err != nil {
+			return "", err
+		}
+		fmt.Printf("port %d is taken, using %d\n", port, free)
+		port = free
+	}
+	return "127.0.0.1:" + strconv.Itoa(port), nil
+}
+
+func (s *stack) save(name string, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.dir, name+".json"), text, 0o644)
+}
+
+func (s *stack) restore(name string, v any) error {
+	text, err := os.ReadFile(filepath.Join(s.dir, name+".json"))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
+func redacted(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "(not a URL)"
+	}
+	return u.Redacted()
+}

@@ -1,0 +1,185 @@
+package servers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Process is a process that outlives the one that started it. It is known by its pid
+// and its start, so that a pid which meanwhile belongs to another is never signalled.
+type Process struct {
+	PID     int    `json:"pid"`
+	Started string `json:"started"`
+}
+
+// identify returns the running process with this pid.
+func identify(pid int) (Process, error) {
+	started := startOf(pid)
+	if started == "" {
+		return Process{}, fmt.Errorf("no process %d", pid)
+	}
+	return Process{PID: pid, Started: started}, nil
+}
+
+// Alive reports whether the process still runs.
+func (p Process) Alive() bool { return p.PID > 0 && startOf(p.PID) == p.Started }
+
+// Signal signals the process if it is still the same one.
+func (p Process) Signal(sig syscall.Signal) error {
+	if !p.Alive() {
+		return os.ErrProcessDone
+	}
+	return syscall.Kill(p.PID, sig)
+}
+
+// End signals the process and waits until it is gone.
+func (p Process) End(ctx context.Context, sig syscall.Signal) error {
+	if err := p.Signal(sig); err != nil {
+		if errors.Is(err, os.ErrProcessDone) {
+			return nil
+		}
+		return err
+	}
+	return poll(ctx, func() error {
+		if p.Alive() {
+			return fmt.Errorf("process %d does not end", p.PID)
+		}
+		return nil
+	})
+}
+
+// startOf returns when a process started, or "" when there is none. A process that
+// ended and was not waited for counts as none.
+func startOf(pid int) string {
+	out, err := exec.Command("ps", "-o", "state=,lstart=", "-p", strconv.Itoa(pid)).Output()
+	text := strings.TrimSpace(string(out))
+	if err != nil || text == "" || strings.HasPrefix(text, "Z") {
+		return ""
+	}
+	_, started, _ := strings.Cut(text, " ")
+	return strings.TrimSpace(started)
+}
+
+// Detach starts a command in a session of its own, with its output in a file, as the
+// given user when we are root and asUser is not empty.
+func Detach(cmd *exec.Cmd, logFile, asUser string) (Process, error) {
+	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return Process{}, err
+	}
+	defer func() { _ = log.Close() }() // the child has its own
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: credential(asUser)}
+	if err := cmd.Start(); err != nil {
+		return Process{}, err
+	}
+	go func() { _ = cmd.Wait() }() // how it ended is in its log
+	return identify(cmd.Process.Pid)
+}
+
+// credential is that of a user, or nil when we are not root or have no such user.
+func credential(name string) *syscall.Credential {
+	if name == "" || os.Geteuid() != 0 {
+		return nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return nil
+	}
+	uid, _ := strconv.ParseUint(u.Uid, 10, 32)
+	gid, _ := strconv.ParseUint(u.Gid, 10, 32)
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+}
+
+// own gives a directory to the user that a server runs as.
+func own(dir, asUser string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if c := credential(asUser); c != nil {
+		return os.Chown(dir, int(c.Uid), int(c.Gid))
+	}
+	return nil
+}
+
+// reachable returns dir if any user can walk to it, and else a directory that belongs
+// to it in the machine's place for long-lived temporary files: servers that refuse to
+// run as root cannot read a checkout in root's home.
+func reachable(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if os.Geteuid() != 0 {
+		return dir, nil
+	}
+	for parent := filepath.Dir(dir); parent != "/"; parent = filepath.Dir(parent) {
+		info, err := os.Stat(parent)
+		if err == nil && info.Mode().Perm()&0o001 == 0 {
+			return filepath.Join("/var/tmp", "ordertimeout"+strings.ReplaceAll(dir, "/", "-")), nil
+		}
+	}
+	return dir, nil
+}
+
+// FreePort returns a port that nothing listens on at this moment.
+func FreePort() (int, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	return port, listener.Close()
+}
+
+// Answers reports whether something listens on a port of this machine.
+func Answers(port int) bool {
+	conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
+
+// poll calls check until it returns nil or ctx ends, and then returns its last error.
+func poll(ctx context.Context, check func() error) error {
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// save and restore keep what a server is known by in a file of its directory.
+func save(dir string, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "server.json"), text, 0o644)
+}
+
+func restore(dir string, v any) error {
+	text, err := os.ReadFile(filepath.Join(dir, "server.json"))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
