@@ -156,6 +156,9 @@ func add[I, O any](h *Handler, api huma.API, c call[I, O]) {
 	}
 	if c.request != nil {
 		c.op.Middlewares = append(c.op.Middlewares, h.buffered(c.verify))
+		// huma reads what is buffered. With a deadline of its own the server would take a
+		// client that quietly waits for the answer for one that went away.
+		c.op.BodyReadTimeout = -1
 	}
 	document(api, &c.op, c.operator, c.request, c.response, c.refusals)
 	huma.Register(api, c.op, func(ctx context.Context, in *I) (*O, error) {
@@ -214,10 +217,6 @@ func (h *Handler) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *pro
 // left cannot know it learns by repeating the call: a placement by its idempotency
 // key, a payment by its id.
 func uninterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
-	free := context.WithoutCancel(ctx)
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return context.WithTimeout(free, DefaultTimeout)
-	}
-	return context.WithDeadline(free, deadline)
+	deadline, _ := ctx.Deadline() // observed has set one
+	return context.WithDeadline(context.WithoutCancel(ctx), deadline)
 }

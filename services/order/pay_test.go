@@ -166,6 +166,7 @@ func TestBadPaymentNamesTheField(t *testing.T) {
 		"order id is a number":  {"order_id", 12},
 		"negative amount":       {"amount", -1},
 		"amount is a fraction":  {"amount", 1.5},
+		"amount beyond 64 bits": {"amount", 1e30},
 		"amount is text":        {"amount", "1"},
 		"currency is too short": {"currency", "EU"},
 	} {

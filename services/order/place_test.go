@@ -127,6 +127,7 @@ func TestBadPlacementNamesTheField(t *testing.T) {
 		"quantity too large":       {set("lines[0].quantity", 1_000_001), "lines[0].quantity"},
 		"quantity is text":         {set("lines[0].quantity", "1"), "lines[0].quantity"},
 		"quantity is a fraction":   {set("lines[0].quantity", 1.5), "lines[0].quantity"},
+		"price with a point":       {`{"customer":{"id":"c","email":"a@b.c"},"currency":"EUR","lines":[{"sku":"tea","quantity":1,"unit_price":1.0}]}`, "lines.unit_price"},
 		"price negative":           {set("lines[0].unit_price", -1), "lines[0].unit_price"},
 		"price too large":          {set("lines[0].unit_price", 1_000_000_000_001), "lines[0].unit_price"},
 		"unknown currency":         {set("currency", "ZZZ"), "currency"},
@@ -148,10 +149,15 @@ func TestBadPlacementNamesTheField(t *testing.T) {
 		})
 	}
 	t.Run("missing fields", func(t *testing.T) {
-		p := s.call("POST", "/v1/orders", map[string]any{}).wantProblem(t, 422, "invalid", "")
-		if len(p.Errors) != 3 {
-			t.Errorf("got %+v, want customer, currency and lines", p.Errors)
+		a := s.call("POST", "/v1/orders", map[string]any{})
+		for _, field := range []string{"customer", "currency", "lines"} {
+			a.wantProblem(t, 422, "invalid", field)
 		}
+		body := set("customer", map[string]any{"id": "c-1"})
+		body["lines"] = []any{map[string]any{"sku": "tea", "quantity": 1}}
+		a = s.call("POST", "/v1/orders", body)
+		a.wantProblem(t, 422, "invalid", "customer.email")
+		a.wantProblem(t, 422, "invalid", "lines[0].unit_price")
 	})
 	if n := s.count("SELECT count(*) FROM orders"); n != 0 {
 		t.Errorf("%d orders were placed", n)

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
 	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/postgres"
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/validation"
 )
 
 const problemContentType = "application/problem+json"
@@ -160,17 +162,40 @@ func fromHuma(model *huma.ErrorModel) *problemJSON {
 	if model.Status == http.StatusUnprocessableEntity {
 		p.kind("invalid")
 	}
-	for i, e := range model.Errors {
-		name := e.Location
-		for _, place := range []string{"body.", "query.", "path.", "header."} {
-			name = strings.TrimPrefix(name, place)
-		}
-		p.field(name, e.Value, e.Message)
-		if i == 0 {
-			p.Detail = name + ": " + e.Message
-		}
+	for _, e := range model.Errors {
+		p.Errors = append(p.Errors, fieldFromHuma(e))
+	}
+	if len(p.Errors) > 0 {
+		p.Detail = p.Errors[0].Field + ": " + p.Errors[0].Message
 	}
 	return p
+}
+
+var (
+	// A missing field is reported at the object that misses it.
+	missingBefore, missingAfter, _ = strings.Cut(validation.MsgExpectedRequiredProperty, "%s")
+
+	// JSON Schema takes 1.0 and 1e2 for integers, Go does not. The error of encoding/json
+	// names the type and then the field.
+	notThisNumber = regexp.MustCompile(`^json: cannot unmarshal number (\S+) into Go struct field \w+\.(\S+) of type \w+$`)
+)
+
+func fieldFromHuma(e *huma.ErrorDetail) problemFieldJSON {
+	name := e.Location
+	for _, place := range []string{"body.", "query.", "path.", "header."} {
+		name = strings.TrimPrefix(name, place)
+	}
+	if missing, ok := strings.CutPrefix(e.Message, missingBefore); ok && strings.HasSuffix(missing, missingAfter) {
+		missing = strings.TrimSuffix(missing, missingAfter)
+		if name == "body" {
+			return problemFieldJSON{Field: missing, Message: "required"}
+		}
+		return problemFieldJSON{Field: name + "." + missing, Message: "required"}
+	}
+	if m := notThisNumber.FindStringSubmatch(e.Message); m != nil {
+		return problemFieldJSON{Field: m[2], Message: "allowed: a whole number of 64 bits in plain digits", Value: shorten(m[1])}
+	}
+	return problemFieldJSON{Field: name, Message: e.Message, Value: shorten(e.Value)}
 }
 
 // writeProblem answers with a problem where huma is not in charge.
