@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"time"
 
 	"github.com/caarlos0/env/v11"
 
@@ -52,7 +53,7 @@ func describe(err error, config reflect.Type) error {
 		case errors.As(one, &parse):
 			field, _ := config.FieldByName(parse.Name)
 			variable := field.Tag.Get("env")
-			errs = append(errs, fmt.Errorf("%s: got %q: %w", variable, os.Getenv(variable), parse.Err))
+			errs = append(errs, fmt.Errorf("%s: got %q, %w", variable, os.Getenv(variable), allowed(field.Type, parse.Err)))
 		case errors.As(one, &unset):
 			errs = append(errs, fmt.Errorf("%s is required and not set", unset.Key))
 		default:
@@ -60,4 +61,16 @@ func describe(err error, config reflect.Type) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// allowed says what a field takes. The domain's own types say it in their errors.
+func allowed(field reflect.Type, err error) error {
+	switch {
+	case field == reflect.TypeFor[time.Duration]():
+		return errors.New("allowed: a duration with its unit, such as 50ms")
+	case field.Kind() >= reflect.Int && field.Kind() <= reflect.Uint64:
+		return errors.New("allowed: a whole number")
+	default:
+		return err
+	}
 }

@@ -1,0 +1,142 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Count runs a query that gives one number.
+func (s *Shop) Count(sql string, args ...any) int64 {
+	s.t.Helper()
+	var n int64
+	if err := s.DB.QueryRow(context.Background(), sql, args...).Scan(&n); err != nil {
+		s.t.Fatalf("%s: %v", sql, err)
+	}
+	return n
+}
+
+// AwaitCount waits until a query gives want.
+func (s *Shop) AwaitCount(want int64, sql string, args ...any) {
+	s.t.Helper()
+	Eventually(s.t, func() error {
+		var got int64
+		if err := s.DB.QueryRow(context.Background(), sql, args...).Scan(&got); err != nil {
+			return err
+		}
+		if got != want {
+			return fmt.Errorf("%s: got %d, want %d", sql, got, want)
+		}
+		return nil
+	})
+}
+
+// AwaitSettled waits until no order is pending and the outbox is empty.
+func (s *Shop) AwaitSettled() {
+	s.t.Helper()
+	s.AwaitCount(0, `SELECT (SELECT count(*) FROM orders WHERE status = 'pending') + (SELECT count(*) FROM outbox)`)
+}
+
+// AwaitQuiet waits until every queue is empty, or holds what parked allows.
+func (s *Shop) AwaitQuiet(parked int) {
+	s.t.Helper()
+	Eventually(s.t, func() error {
+		conn, err := amqp.Dial(s.AMQPURL)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		ch, err := conn.Channel()
+		if err != nil {
+			return err
+		}
+		queues, _ := s.Topology.Names()
+		for _, name := range queues {
+			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+			if err != nil {
+				return err
+			}
+			want := 0
+			if name == s.Topology.ParkingQueue() {
+				want = parked
+			}
+			if q.Messages != want {
+				return fmt.Errorf("%s holds %d messages, want %d", name, q.Messages, want)
+			}
+		}
+		return nil
+	})
+}
+
+// CheckInvariants verifies what must hold whenever nothing is under way: no unit of
+// stock is made or lost, closed orders hold nothing, nothing was closed early.
+func (s *Shop) CheckInvariants(initial map[string]int64) {
+	s.t.Helper()
+	for sku, units := range initial {
+		got := s.Count(`SELECT available + held + sold FROM stock WHERE sku = $1`, sku)
+		if got != units {
+			s.t.Errorf("sku %s: %d units in all, want %d", sku, got, units)
+		}
+	}
+	for what, sql := range map[string]string{
+		"stock held by other than pending orders": `
+			SELECT count(*) FROM stock s WHERE held <> (
+				SELECT coalesce(sum(l.held), 0) FROM order_lines l JOIN orders o ON o.id = l.order_id
+				WHERE l.sku = s.sku AND o.status = 'pending')`,
+		"stock sold by other than paid orders": `
+			SELECT count(*) FROM stock s WHERE sold <> (
+				SELECT coalesce(sum(l.held), 0) FROM order_lines l JOIN orders o ON o.id = l.order_id
+				WHERE l.sku = s.sku AND o.status = 'paid')`,
+		"orders closed before their deadline": `SELECT count(*) FROM orders WHERE closed_at < due_at`,
+		"paid orders without exactly one accepted payment": `
+			SELECT count(*) FROM orders o WHERE (o.status = 'paid') <> (
+				SELECT count(*) = 1 FROM payments p WHERE p.order_id = o.id AND p.refund_reason IS NULL)`,
+	} {
+		if n := s.Count(sql); n != 0 {
+			s.t.Errorf("%s: %d", what, n)
+		}
+	}
+}
+
+// CheckMails verifies that every order in a final state got exactly its mails.
+func (s *Shop) CheckMails(orders int) {
+	s.t.Helper()
+	ids := map[string]int{}
+	for _, m := range s.Mail.Taken() {
+		ids[m.Header.Get("Message-ID")]++
+	}
+	for id, n := range ids {
+		if n != 1 {
+			s.t.Errorf("mail %s was sent %d times", id, n)
+		}
+	}
+	if len(ids) != orders {
+		s.t.Errorf("%d different mails, want %d", len(ids), orders)
+	}
+}
+
+// AwaitMails waits until so many mails were taken.
+func (s *Shop) AwaitMails(n int) {
+	s.t.Helper()
+	Eventually(s.t, func() error {
+		if got := len(s.Mail.Taken()); got < n {
+			return fmt.Errorf("%d mails, want %d", got, n)
+		}
+		return nil
+	})
+}
+
+// Gauge reads one plain metric.
+func (p *Process) Gauge(name string) float64 {
+	p.t.Helper()
+	for line := range strings.Lines(p.MetricsText()) {
+		var value float64
+		if _, err := fmt.Sscanf(line, name+" %g", &value); err == nil {
+			return value
+		}
+	}
+	p.t.Fatalf("no metric %s", name)
+	return 0
+}
