@@ -167,17 +167,14 @@ func parseFrom(text string) (*mail.Address, error) {
 }
 
 // parseAddress takes one address and refuses everything that could end a header or a
-// command early, quoted and encoded forms included.
+// command early. It looks at the decoded address: the parser unpacks encoded words.
 func parseAddress(text string) (*mail.Address, error) {
-	if strings.ContainsFunc(text, isUnprintable) {
-		return nil, errors.New("address with characters that are not printable")
-	}
 	addr, err := mail.ParseAddress(text)
 	if err != nil {
 		return nil, err
 	}
 	if strings.ContainsFunc(addr.Name+addr.Address, isUnprintable) {
-		return nil, errors.New("address that hides characters that are not printable")
+		return nil, errors.New("address with characters that are not printable")
 	}
 	return addr, nil
 }

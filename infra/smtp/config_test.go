@@ -78,7 +78,7 @@ func TestFromIsOneAddress(t *testing.T) {
 	}
 	for _, from := range []string{
 		"", "shop", "@shop.example", "shop@", "a@shop.example, b@shop.example", "shop@läden.example", "läden@shop.example",
-		"Shop\r\nBcc: all@shop.example <shop@shop.example>", "=?utf-8?q?Shop=0D=0ABcc:_all=40shop.example?= <shop@shop.example>",
+		"Shop\r\nBcc: all@shop.example <shop@shop.example>", "=?utf-8?q?Shop=0D=0ABcc?= <shop@shop.example>", "=?utf-8?b?U2hvcA0KQmNjOiBh?= <shop@shop.example>", "\"Shop\tx\" <shop@shop.example>",
 		"\"sh\x00op\"@shop.example",
 	} {
 		err := Config{URL: "smtp://localhost", From: from}.Validate()

@@ -18,16 +18,15 @@ import (
 // server takes milliseconds; one that scans mails while the client waits, seconds.
 const SendTimeout = 10 * time.Second
 
-// maxConnections is how many mails are on their way at once. Large providers answer
-// 421 to a client that opens more than ten or twenty.
-const maxConnections = 8
+// quitTimeout bounds the goodbye of a mail that was taken.
+const quitTimeout = time.Second
 
-// Mailer sends mails, each over a connection of its own. It is safe for concurrent use.
+// Mailer sends mails, each over a connection of its own. It is safe for concurrent
+// use; how many are on their way at once is up to the caller.
 type Mailer struct {
 	server server
 	tls    *tls.Config
 	from   *netmail.Address
-	slots  chan struct{} // one for each open connection
 }
 
 // Mail is one mail to one address, in plain text and in HTML.
@@ -54,7 +53,6 @@ func New(c Config) (*Mailer, error) {
 		server: srv,
 		tls:    &tls.Config{ServerName: srv.host, MinVersion: tls.VersionTLS12},
 		from:   from,
-		slots:  make(chan struct{}, maxConnections),
 	}, nil
 }
 
@@ -64,7 +62,7 @@ func (m *Mailer) MessageIDDomain() string {
 }
 
 // Send returns nil once the server took responsibility for the mail. It takes
-// SendTimeout at most, after a wait for a free connection that ctx bounds.
+// SendTimeout at most.
 //
 // The error is a domain.ErrUnavailable when it says nothing about this mail (no
 // connection, no session, timeout, reply 421), a domain.ErrPermanent when the mail
@@ -77,12 +75,6 @@ func (m *Mailer) Send(ctx context.Context, mail Mail) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case m.slots <- struct{}{}:
-		defer func() { <-m.slots }()
-	case <-ctx.Done():
-		return unavailable("waiting for a connection", ctx.Err())
-	}
 	ctx, cancel := context.WithTimeout(ctx, SendTimeout)
 	defer cancel()
 	return m.deliver(ctx, msg, mail.To)
@@ -93,8 +85,10 @@ func (m *Mailer) deliver(ctx context.Context, msg *gomail.Msg, recipient string)
 	if err != nil {
 		return unavailable("connecting", err)
 	}
-	defer func() { _ = conn.Close() }() // the library leaves it open when it fails halfway
+	// The library grants itself the whole timeout again at several steps, and leaves the
+	// connection open when it fails halfway.
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
 
 	client, err := m.client(conn)
 	if err != nil {
@@ -107,23 +101,21 @@ func (m *Mailer) deliver(ctx context.Context, msg *gomail.Msg, recipient string)
 	if err := client.SendWithSMTPClient(session, msg); err != nil {
 		return refused(err, recipient)
 	}
+	_ = conn.SetDeadline(time.Now().Add(quitTimeout))
 	_ = client.CloseWithSMTPClient(session) // QUIT is a courtesy: the mail was taken
 	return nil
 }
 
-// dial connects, with TLS where it begins with the first byte. The connection ends
-// with ctx at the latest.
+// dial connects, with TLS where it begins with the first byte.
 func (m *Mailer) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.server.address())
 	if err != nil {
 		return nil, err
 	}
-	deadline, _ := ctx.Deadline()
-	limited := bounded{Conn: conn, until: deadline}
 	if !m.server.implicitTLS {
-		return limited, nil
+		return conn, nil
 	}
-	encrypted := tls.Client(limited, m.tls)
+	encrypted := tls.Client(conn, m.tls)
 	if err := encrypted.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -137,7 +129,6 @@ func (m *Mailer) dial(ctx context.Context) (net.Conn, error) {
 func (m *Mailer) client(conn net.Conn) (*gomail.Client, error) {
 	connected := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
 	options := []gomail.Option{
-		gomail.WithPort(m.server.port),
 		gomail.WithTLSConfig(m.tls),
 		gomail.WithTLSPolicy(m.server.policy),
 		gomail.WithDialContextFunc(connected),
@@ -185,18 +176,4 @@ func isMessageID(id string) bool {
 	return ok && left != "" && right != "" && !strings.ContainsFunc(id, func(r rune) bool {
 		return r <= ' ' || r > '~' || r == '<' || r == '>'
 	})
-}
-
-// bounded is a connection whose deadline cannot be moved beyond until: the library
-// grants itself the whole timeout again at several steps.
-type bounded struct {
-	net.Conn
-	until time.Time
-}
-
-func (b bounded) SetDeadline(t time.Time) error {
-	if t.IsZero() || t.After(b.until) {
-		t = b.until
-	}
-	return b.Conn.SetDeadline(t)
 }

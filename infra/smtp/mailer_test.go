@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http/httptest"
 	netmail "net/mail"
@@ -15,8 +16,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"mime"
 
 	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/smtp/smtptest"
@@ -214,12 +213,23 @@ func readContent(in *bufio.Reader) {
 
 func TestMailThatWasTakenIsSentWhateverComesAfter(t *testing.T) {
 	t.Parallel()
-	url := scripted(t, dialogue, func(conn net.Conn, in *bufio.Reader) {
-		readContent(in)
-		_, _ = io.WriteString(conn, "250 taken\r\n") // and hang up before QUIT
-	})
-	if err := newMailer(t, url).Send(t.Context(), aMail()); err != nil {
-		t.Errorf("Send: %v", err)
+	for name, after := range map[string]func(net.Conn, *bufio.Reader){
+		"hangs up": func(net.Conn, *bufio.Reader) {},
+		"silence":  untilClosed,
+		"refused":  func(conn net.Conn, _ *bufio.Reader) { _, _ = io.WriteString(conn, "421 going away\r\n") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := scripted(t, dialogue, func(conn net.Conn, in *bufio.Reader) {
+				readContent(in)
+				_, _ = io.WriteString(conn, "250 taken\r\n")
+				after(conn, in)
+			})
+			begin := time.Now()
+			if err := newMailer(t, url).Send(t.Context(), aMail()); err != nil || time.Since(begin) > SendTimeout/2 {
+				t.Errorf("Send: %v after %s", err, time.Since(begin))
+			}
+		})
 	}
 }
 
@@ -380,44 +390,5 @@ func TestLineBreaksNeverReachTheServer(t *testing.T) {
 	}
 	if taken := srv.Taken(); len(taken) != 0 {
 		t.Errorf("mails taken: %d, first: %s", len(taken), taken[0].Raw)
-	}
-}
-
-func TestFewConnectionsAtOnce(t *testing.T) {
-	t.Parallel()
-	srv := smtptest.New(t)
-	arrived, goOn := make(chan struct{}), make(chan struct{})
-	srv.Refuse(func(stage smtptest.Stage, _ string) *smtptest.Reply {
-		if stage == smtptest.Data {
-			arrived <- struct{}{}
-			<-goOn
-		}
-		return nil
-	})
-	m := newMailer(t, srv.URL())
-	errs := make(chan error, maxConnections+1)
-	for range maxConnections {
-		go func() { errs <- m.Send(t.Context(), aMail()) }()
-	}
-	for range maxConnections {
-		<-arrived
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := m.Send(ctx, aMail()); kindOf(err) != "unavailable" {
-		t.Errorf("one too many: %v is %s", err, kindOf(err))
-	}
-	close(goOn)
-	for range maxConnections {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
-	}
-	go func() { <-arrived }()
-	if err := m.Send(t.Context(), aMail()); err != nil {
-		t.Errorf("after the others are gone: %v", err)
-	}
-	if taken := len(srv.Taken()); taken != maxConnections+1 {
-		t.Errorf("mails taken: %d, want %d", taken, maxConnections+1)
 	}
 }

@@ -28,13 +28,14 @@ import (
 	"example.com/ordertimeout/infra/smtp"
 )
 
-// The claim has to outlive the sending, or another consumer sends the mail too. The
-// sending itself takes smtp.SendTimeout at most; the rest is for the database and for
-// the wait for a free connection to the mail server.
+// A claim has to outlive the work and the mark, or another consumer sends the mail too.
 const (
-	workTimeout   = 30 * time.Second // look up, claim and send
-	settleTimeout = 5 * time.Second  // mark or release, after the work's time may be up
-	claimLease    = time.Minute
+	workTimeout    = 30 * time.Second // look up, claim and send; the send takes smtp.SendTimeout of it at most
+	markTimeout    = 15 * time.Second // outlasts the restart of a database: what is not marked is sent again
+	releaseTimeout = 5 * time.Second
+	claimLease     = time.Minute
+
+	markPause = 200 * time.Millisecond // between attempts to mark
 )
 
 // Orders looks orders up.
@@ -145,18 +146,34 @@ func (n *Notifier) tell(ctx context.Context, logger *slog.Logger, notice notice)
 	return n.markSent(ctx, notice)
 }
 
+// markSent insists for a while when the database is away.
 func (n *Notifier) markSent(ctx context.Context, notice notice) (result, error) {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	ctx, cancel := context.WithTimeout(ctx, markTimeout)
 	defer cancel()
-	if err := n.deps.Notifications.MarkSent(ctx, notice.key()); err != nil {
-		return unmarked, fmt.Errorf("mail was sent, marking it: %w", err)
+	for {
+		err := n.deps.Notifications.MarkSent(ctx, notice.key())
+		if err == nil {
+			return sent, nil
+		}
+		if !errors.Is(err, domain.ErrUnavailable) || !pause(ctx, markPause) {
+			return unmarked, fmt.Errorf("mail was sent, marking it: %w", err)
+		}
 	}
-	return sent, nil
+}
+
+// pause reports false when ctx ended first.
+func pause(ctx context.Context, length time.Duration) bool {
+	select {
+	case <-time.After(length):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // release lets the next attempt begin at once. Without it the claim runs out.
 func (n *Notifier) release(ctx context.Context, logger *slog.Logger, notice notice) {
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	if err := n.deps.Notifications.Release(ctx, notice.key()); err != nil {
 		logger.Warn("claim of a mail cannot be released, it runs out by itself",
