@@ -4,6 +4,7 @@ package smtptest
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log"
 	"mime"
@@ -216,7 +217,7 @@ func parse(raw []byte) (Mail, error) {
 	parts := multipart.NewReader(msg.Body, params["boundary"])
 	for {
 		part, err := parts.NextRawPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return m, nil
 		}
 		if err != nil {
