@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -29,6 +31,7 @@ type app struct {
 	registry  *prometheus.Registry
 	checks    []telemetry.Check
 	db        *postgres.DB
+	schema    atomic.Bool // the schema was found to be there
 
 	// Set by useBroker, for the services that need it.
 	delays                *delaysConfig
@@ -64,6 +67,12 @@ func newApp(service string) (*app, error) {
 		return nil, err
 	}
 	a.check("postgres", a.db.Ping)
+	a.check("schema", func(context.Context) error {
+		if !a.schema.Load() {
+			return errors.New("not checked yet, or behind this program")
+		}
+		return nil
+	})
 	return a, nil
 }
 
@@ -120,35 +129,40 @@ func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConf
 // serveAPI serves the order service's calls, and its health beside them for a load
 // balancer that sees this port only.
 func (a *app) serveAPI(addr string, api *order.Handler) {
+	var listening atomic.Bool
+	a.check("api", func(context.Context) error {
+		if !listening.Load() {
+			return errors.New("not listening yet")
+		}
+		return nil
+	})
 	a.workers = append(a.workers, func(ctx context.Context) error {
+		listener, err := httpserver.Listen(ctx, addr)
+		if err != nil {
+			return err
+		}
+		listening.Store(true)
 		api.Handle("GET /healthz", telemetry.Healthz())
 		api.Handle("GET /readyz", telemetry.Readyz(a.checks))
-		return httpserver.Run(ctx, addr, api, a.logger.With("service", "order"))
+		return httpserver.Serve(ctx, listener, api, a.logger.With("service", "order"))
 	})
 }
 
 // run works until ctx ends or a part fails, then drains. Health and metrics are served
 // from before the first dependency is there until after the last worker is done.
 func (a *app) run(ctx context.Context) error {
+	listener, err := httpserver.Listen(ctx, a.telemetry.MetricsAddr)
+	if err != nil {
+		return fmt.Errorf("METRICS_ADDR: %w", err)
+	}
 	health, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopHealth()
 	healthDone := make(chan error, 1)
 	go func() {
-		healthDone <- httpserver.Run(health, a.telemetry.MetricsAddr, telemetry.Handler(a.registry, a.checks), a.logger.With("service", "health"))
+		healthDone <- httpserver.Serve(health, listener, telemetry.Handler(a.registry, a.checks), a.logger.With("service", "health"))
 	}()
-
-	group, ctx := errgroup.WithContext(ctx)
-	context.AfterFunc(ctx, func() { close(a.stopping) })
-	group.Go(func() error { // a metrics port that is taken is a failed start
-		select {
-		case err := <-healthDone:
-			return err
-		case <-ctx.Done():
-			return nil
-		}
-	})
-	group.Go(func() error { return a.work(ctx) })
-	err := group.Wait()
+	err = a.work(ctx)
+	stopHealth()
+	err = errors.Join(err, <-healthDone)
 	a.logger.Info("stopped", "error", err)
 	return err
 }
@@ -159,7 +173,9 @@ func (a *app) work(ctx context.Context) error {
 	if await(ctx, a.logger, a.db.CheckSchema) != nil {
 		return nil // the end came first
 	}
+	a.schema.Store(true)
 	group, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, func() { close(a.stopping) }) // asked to end, or a worker failed
 	if a.keeper != nil {
 		group.Go(func() error { return a.keeper.Run(ctx) })
 		group.Go(func() error { return a.recordDelays(ctx) })

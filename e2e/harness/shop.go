@@ -112,6 +112,8 @@ type Process struct {
 	log    *log
 	ended  chan struct{}
 	status error
+
+	expendable bool // its log tells nothing about a failure
 }
 
 // Start starts a service without waiting for it; env adds to the shop's environment.
@@ -133,7 +135,7 @@ func (s *Shop) Start(service string, env ...string) *Process {
 	}()
 	s.processes = append(s.processes, p)
 	s.t.Cleanup(func() {
-		if s.t.Failed() {
+		if s.t.Failed() && !p.expendable {
 			s.t.Logf("the end of the log of %s:\n%s", service, p.log.tail())
 		}
 	})
@@ -185,8 +187,14 @@ func (p *Process) AwaitReady() {
 
 // Kill ends the process without a warning and waits until it is gone.
 func (p *Process) Kill() {
+	select {
+	case <-p.ended:
+	default:
+		p.expendable = p.t != nil && !p.t.Failed() // killed on purpose: its log tells nothing
+	}
 	_ = p.cmd.Process.Kill() // it may be gone already
 	<-p.ended
+	client.CloseIdleConnections() // the next process on this port must not be asked on a dead one
 }
 
 // Terminate asks the process to drain and returns its exit status.

@@ -19,13 +19,18 @@ const (
 	drainTimeout      = 20 * time.Second  // for requests in hand after the end is asked for
 )
 
-// Run serves handler on addr until ctx ends, then finishes the requests in hand. It
-// returns nil after a drain, and an error when addr cannot be listened on.
-func Run(ctx context.Context, addr string, handler http.Handler, logger *slog.Logger) error {
+// Listen opens addr. From then on clients can connect and wait for Serve.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
-		return fmt.Errorf("http server: %w", err)
+		return nil, fmt.Errorf("http server: %w", err)
 	}
+	return listener, nil
+}
+
+// Serve serves handler on listener until ctx ends, then finishes the requests in hand.
+// It closes listener, and returns nil after a drain.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, logger *slog.Logger) error {
 	logger.Info("listening", "addr", listener.Addr().String())
 	server := &http.Server{
 		Handler:           handler,
