@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"github.com/caarlos0/env/v11"
+
+	"example.com/ordertimeout/domain"
 )
 
 func TestConfigIsReadFromTheEnvironment(t *testing.T) {

@@ -3,8 +3,9 @@ package order
 import (
 	"encoding/base64"
 
-	"example.com/ordertimeout/domain"
 	"github.com/google/uuid"
+
+	"example.com/ordertimeout/domain"
 )
 
 // A cursor says where the next page of a list begins. It is opaque to callers, so a

@@ -6,8 +6,9 @@ import (
 	"net/http"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"github.com/danielgtaylor/huma/v2"
+
+	"example.com/ordertimeout/domain"
 )
 
 type extendInput struct {

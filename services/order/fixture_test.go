@@ -16,12 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"example.com/ordertimeout/domain"
-	"example.com/ordertimeout/infra/postgres"
-	"example.com/ordertimeout/infra/postgres/postgrestest"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
+	"example.com/ordertimeout/infra/postgres/postgrestest"
 )
 
 const (
@@ -58,11 +59,16 @@ func openShop(t *testing.T) *shop {
 // serve starts an order service over the given stores.
 func serve(t *testing.T, deps Deps) *shop {
 	t.Helper()
+	return serveAs(t, testConfig, deps)
+}
+
+func serveAs(t *testing.T, cfg Config, deps Deps) *shop {
+	t.Helper()
 	log, registry := &logBuffer{}, prometheus.NewRegistry()
 	deps.Log = slog.New(slog.NewJSONHandler(log, nil))
 	deps.Metrics = registry
 	deps.Version = "test"
-	handler, err := NewHandler(testConfig, deps)
+	handler, err := NewHandler(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

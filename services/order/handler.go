@@ -11,12 +11,13 @@ import (
 	"net/http"
 	"time"
 
-	"example.com/ordertimeout/domain"
-	"example.com/ordertimeout/infra/postgres"
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 )
 
 // Orders is the store of orders. Every method is one transaction.

@@ -4,9 +4,10 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/postgres"
-	"github.com/danielgtaylor/huma/v2"
 )
 
 type getInput struct {

@@ -11,9 +11,10 @@ import (
 	"strconv"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"example.com/ordertimeout/domain"
 )
 
 // info is what is known of a request while it is served.

@@ -6,9 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"example.com/ordertimeout/domain"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"example.com/ordertimeout/domain"
 )
 
 func TestRequestIsLoggedAndCountedByItsPattern(t *testing.T) {

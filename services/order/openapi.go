@@ -9,11 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/swaggest/swgui"
 	"github.com/swaggest/swgui/v5emb"
+
+	"example.com/ordertimeout/domain"
 )
 
 const apiDescription = `Places orders, takes their payments, and closes those that are not paid in time.

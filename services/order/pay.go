@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"net/http"
 
-	"example.com/ordertimeout/domain"
 	"github.com/danielgtaylor/huma/v2"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"example.com/ordertimeout/domain"
 )
 
 // errSignature: the webhook's sender is not proven. Errors that wrap it say why.

@@ -9,11 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"example.com/ordertimeout/domain"
-	"example.com/ordertimeout/infra/postgres"
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
 	"golang.org/x/text/currency"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 )
 
 type placeInput struct {

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 )
 
 var uuidV7 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
@@ -185,6 +188,36 @@ func TestSameKeyGivesTheSameOrder(t *testing.T) {
 	other := s.place(wish("tea", 1), "Idempotency-Key", "k-2")
 	if other.ID == first.ID {
 		t.Error("another key gave the same order")
+	}
+}
+
+func TestSameKeyGivesTheSameOrderHoweverTheWindowIsWritten(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.stocked("tea", 10)
+	body := wish("tea", 1)
+	body["payment_window"] = "10m"
+	first := s.place(body, "Idempotency-Key", "k-1")
+	body["payment_window"] = "600s"
+	if again := s.place(body, "Idempotency-Key", "k-1"); again.ID != first.ID {
+		t.Errorf("got %s, want %s", again.ID, first.ID)
+	}
+}
+
+func TestSameKeyGivesTheSameOrderAfterTheShopChangedItsDefaultWindow(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.stocked("tea", 10)
+	first := s.place(wish("tea", 1), "Idempotency-Key", "k-1")
+	cfg := testConfig
+	cfg.Windows = domain.Windows{time.Hour}
+	later := serveAs(t, cfg, Deps{Orders: s.orders, Stock: postgres.NewStock(s.db)})
+	again := later.place(wish("tea", 1), "Idempotency-Key", "k-1")
+	if again.ID != first.ID || !again.DueAt.Equal(first.DueAt) {
+		t.Errorf("got %+v, want %+v", again, first)
+	}
+	if fresh := later.place(wish("tea", 1)); fresh.PaymentWindow != "1h" {
+		t.Errorf("window: %s", fresh.PaymentWindow)
 	}
 }
 

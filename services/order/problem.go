@@ -10,10 +10,11 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"example.com/ordertimeout/domain"
-	"example.com/ordertimeout/infra/postgres"
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/validation"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 )
 
 const problemContentType = "application/problem+json"

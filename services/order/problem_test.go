@@ -11,8 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"github.com/google/uuid"
+
+	"example.com/ordertimeout/domain"
 )
 
 func TestEveryErrorIsAProblem(t *testing.T) {

@@ -4,8 +4,9 @@ import (
 	"context"
 	"net/http"
 
-	"example.com/ordertimeout/domain"
 	"github.com/danielgtaylor/huma/v2"
+
+	"example.com/ordertimeout/domain"
 )
 
 type listStockInput struct {
