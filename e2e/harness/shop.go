@@ -211,6 +211,13 @@ func (p *Process) Terminate() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// OnLine calls fn with every line that the process writes from now on, one at a time.
+func (p *Process) OnLine(fn func(line []byte)) {
+	p.log.mu.Lock()
+	defer p.log.mu.Unlock()
+	p.log.onLine = fn
+}
+
 // Log returns what the process wrote so far.
 func (p *Process) Log() string { return p.log.String() }
 
@@ -311,13 +318,26 @@ func freeAddr(t testing.TB) string {
 
 // log keeps what a process writes.
 type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
+	mu     sync.Mutex
+	buf    bytes.Buffer
+	onLine func([]byte)
+	rest   []byte // of a line that is not whole yet
 }
 
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.onLine != nil {
+		l.rest = append(l.rest, p...)
+		for {
+			line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+			if !found {
+				break
+			}
+			l.onLine(line)
+			l.rest = rest
+		}
+	}
 	return l.buf.Write(p)
 }
 

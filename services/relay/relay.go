@@ -175,6 +175,8 @@ func (r *Relay) report(rows []postgres.OutboxRow, errs []error) {
 	for i, err := range errs {
 		switch {
 		case err == nil:
+			r.logger.Debug("message published", "order_id", rows[i].OrderID, "message_id", rows[i].MessageID,
+				"type", rows[i].Type, "waited", time.Since(rows[i].CreatedAt).String())
 		case errors.Is(err, domain.ErrUnavailable):
 			away, deferred = err, deferred+1
 		default:

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// timeline prints what happens as it happens: when, in which component, what.
+type timeline struct {
+	began time.Time
+
+	mu    sync.Mutex
+	names map[string]string // of orders, by id
+}
+
+func (t *timeline) name(o order) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.names[o.ID] = o.name
+}
+
+func (t *timeline) say(component, format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.print(component, fmt.Sprintf(format, args...))
+}
+
+func (t *timeline) print(component, text string) {
+	fmt.Printf("%7.3f s  %-8s  %s\n", time.Since(t.began).Seconds(), component, text)
+}
+
+// follow turns a service's log line into a line of the story, if it belongs to it.
+func (t *timeline) follow(line []byte) {
+	var entry struct {
+		Msg, Late, Waited, Kind, Result, Type, Service, Wait, Outcome string
+		OrderID                                                       string `json:"order_id"`
+	}
+	if json.Unmarshal(line, &entry) != nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := t.names[entry.OrderID]
+	switch entry.Msg {
+	case "message published":
+		t.print("relay", fmt.Sprintf("%s: %s is in the broker, %s after its commit", name, entry.Type, rounded(entry.Waited)))
+	case "timer is not due yet":
+		t.print("closer", "a timer came early and waits for the other "+rounded(entry.Wait))
+	case "order closed":
+		t.print("closer", fmt.Sprintf("%s closed, %s late; its stock is back", name, rounded(entry.Late)))
+	case "nothing to close":
+		t.print("closer", name+": its timer found nothing to do")
+	case "buyer notification decided":
+		if entry.Result == "sent" {
+			t.print("notifier", fmt.Sprintf("%s: mail sent (%s)", name, entry.Kind))
+		}
+	}
+}
+
+func rounded(text string) string {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return text
+	}
+	return d.Round(100 * time.Microsecond).String()
+}
