@@ -24,7 +24,7 @@ type extensionJSON struct {
 func (h *Handler) addExtend(api huma.API) {
 	add(h, api, call[extendInput, orderOutput]{
 		op: huma.Operation{
-			OperationID: "extendOrder", Method: http.MethodPost, Path: "/v1/orders/{id}/extension", Tags: []string{"Orders"},
+			OperationID: "extendOrder", Method: http.MethodPost, Path: "/v1/orders/{id}/extension", Tags: []string{tagOrders},
 			Summary: "Move an order's deadline",
 			Description: "Exactly one of `due_at` and `by`. The new deadline must be in the future and at most 90 days away. " +
 				"Repeating a call with `by` moves the deadline again; with `due_at` it does not.",
@@ -36,7 +36,7 @@ func (h *Handler) addExtend(api huma.API) {
 		refusals: []refusal{
 			{"No order has this id.", domain.ErrOrderNotFound},
 			{"The order is paid or closed.", domain.ErrNotPending},
-			{"A value cannot be accepted.", &domain.FieldError{Field: "by", Got: "-2h", Allowed: "a new deadline after 2026-01-01T12:00:00Z and within 2160h0m0s"}},
+			{badValue, &domain.FieldError{Field: "by", Got: "-2h", Allowed: "a new deadline after 2026-01-01T12:00:00Z and within 2160h0m0s"}},
 		},
 	})
 }

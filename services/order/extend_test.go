@@ -59,7 +59,7 @@ func TestExtensionOfASettledOrderIsRefused(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.stocked("tea", 10)
-	paid, closed := s.place(wish("tea", 1)), s.closed("tea")
+	paid, closed := s.place(wish("tea", 1)), s.closed()
 	s.report(payment("p-1", paid)).want(t, 200)
 	for _, o := range []orderJSON{paid, closed} {
 		s.asOperator("POST", extension(o), map[string]any{"by": "7m"}).wantProblem(t, 409, "not-pending", "")

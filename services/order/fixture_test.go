@@ -169,10 +169,10 @@ func (s *shop) place(body any, headers ...string) orderJSON {
 	return o
 }
 
-// closed places an order and closes it as its timer would.
-func (s *shop) closed(sku string) orderJSON {
+// closed places an order of one tea and closes it as its timer would.
+func (s *shop) closed() orderJSON {
 	s.t.Helper()
-	body := wish(sku, 1)
+	body := wish("tea", 1)
 	body["payment_window"] = "1ms"
 	o := s.place(body)
 	deadline := time.Now().Add(10 * time.Second)
@@ -245,21 +245,21 @@ func (a answer) into(t *testing.T, status int, v any) {
 
 // wantProblem checks that the answer is a whole problem, and names field unless that
 // is empty.
-func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemJSON {
+func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemError {
 	t.Helper()
 	a.want(t, status)
 	if got := a.header.Get("Content-Type"); got != problemContentType {
 		t.Fatalf("content type: got %q, want %q; body %s", got, problemContentType, a.body)
 	}
-	var p problemJSON
+	var p problemError
 	if err := json.Unmarshal(a.body, &p); err != nil {
 		t.Fatalf("%v in %s", err, a.body)
 	}
 	if p.Status != status || p.Title != http.StatusText(status) || p.Detail == "" {
 		t.Fatalf("problem is not whole: %s", a.body)
 	}
-	if p.RequestID == "" || p.RequestID != a.header.Get("X-Request-Id") {
-		t.Fatalf("request id: problem has %q, header has %q", p.RequestID, a.header.Get("X-Request-Id"))
+	if p.RequestID == "" || p.RequestID != a.header.Get("X-Request-ID") {
+		t.Fatalf("request id: problem has %q, header has %q", p.RequestID, a.header.Get("X-Request-ID"))
 	}
 	if got := strings.TrimPrefix(p.Type, "urn:problem-type:"); got != kind {
 		t.Fatalf("kind: got %q, want %q; body %s", got, kind, a.body)
@@ -276,10 +276,10 @@ func (a answer) wantProblem(t *testing.T, status int, kind, field string) proble
 	return p
 }
 
-func (s *shop) count(query string, args ...any) int {
+func (s *shop) count(query string) int {
 	s.t.Helper()
 	var n int
-	if err := s.db.Pool().QueryRow(context.Background(), query, args...).Scan(&n); err != nil {
+	if err := s.db.Pool().QueryRow(context.Background(), query).Scan(&n); err != nil {
 		s.t.Fatal(err)
 	}
 	return n

@@ -192,7 +192,7 @@ func (h *Handler) buffered(verify func(*http.Request, []byte) error) func(huma.C
 	}
 }
 
-func (h *Handler) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problemJSON) {
+func (h *Handler) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problemError) {
 	// Not every writer can do this (httptest's cannot); the server's own timeout remains.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.timeout))
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

@@ -21,7 +21,7 @@ type orderOutput struct {
 func (h *Handler) addGet(api huma.API) {
 	add(h, api, call[getInput, orderOutput]{
 		op: huma.Operation{
-			OperationID: "getOrder", Method: http.MethodGet, Path: "/v1/orders/{id}", Tags: []string{"Orders"},
+			OperationID: "getOrder", Method: http.MethodGet, Path: "/v1/orders/{id}", Tags: []string{tagOrders},
 			Summary:     "Look up an order",
 			Description: "Shows the order as it stands. Who knows the id can see it: ids are not secret, so keep this call behind the shop's own front end.",
 		},
@@ -63,6 +63,7 @@ type Page struct {
 
 type listInput struct {
 	Page
+
 	Status string `query:"status" enum:"pending,paid,closed" doc:"Only orders that stand so."`
 }
 
@@ -79,7 +80,7 @@ func (h *Handler) addList(api huma.API) {
 	next := *encodeOrderCursor(domain.OrderID(exampleOrder.ID))
 	add(h, api, call[listInput, listOutput]{
 		op: huma.Operation{
-			OperationID: "listOrders", Method: http.MethodGet, Path: "/v1/orders", Tags: []string{"Orders"},
+			OperationID: "listOrders", Method: http.MethodGet, Path: "/v1/orders", Tags: []string{tagOrders},
 			Summary: "List orders",
 			Description: "Newest first. Following `next_cursor` to its end shows every order that was there at the start exactly once, " +
 				"while others are placed; new ones are found by starting again.\n\n" +

@@ -100,7 +100,7 @@ func TestListByStatus(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.stocked("tea", 10)
-	pending, paid, closed := s.place(wish("tea", 1)), s.place(wish("tea", 1)), s.closed("tea")
+	pending, paid, closed := s.place(wish("tea", 1)), s.place(wish("tea", 1)), s.closed()
 	s.report(payment("p-1", paid)).want(t, 200)
 	for status, id := range map[string]string{"pending": pending.ID, "paid": paid.ID, "closed": closed.ID} {
 		var list orderListJSON

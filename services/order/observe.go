@@ -37,7 +37,7 @@ func requestInfo(ctx context.Context) *info {
 var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); requestIDForm.MatchString(id) {
+	if id := r.Header.Get("X-Request-ID"); requestIDForm.MatchString(id) {
 		return id
 	}
 	return uuid.Must(uuid.NewV7()).String()
@@ -76,7 +76,7 @@ func (h *Handler) observed(next http.Handler) http.Handler {
 		defer cancel()
 		r = r.WithContext(ctx)
 		rec := &recorder{ResponseWriter: w}
-		rec.Header().Set("X-Request-Id", i.id)
+		rec.Header().Set("X-Request-ID", i.id)
 
 		defer func() { h.report(r, i, rec.status, time.Since(start)) }()
 		defer h.recovered(rec, r)
@@ -144,6 +144,7 @@ func (h *Handler) failed(ctx context.Context, err error) error {
 // recorder remembers the status. Unwrap lets http.ResponseController through.
 type recorder struct {
 	http.ResponseWriter
+
 	status int // 0 until the answer begins
 }
 

@@ -17,7 +17,7 @@ func TestRequestIsLoggedAndCountedByItsPattern(t *testing.T) {
 	s := broken(t, 0, func(context.Context) error { return domain.ErrOrderNotFound })
 	id := uuid.NewString()
 	for range 2 {
-		s.call("GET", "/v1/orders/"+id, nil, "X-Request-Id", "r-1").want(t, 404)
+		s.call("GET", "/v1/orders/"+id, nil, "X-Request-ID", "r-1").want(t, 404)
 	}
 	s.call("GET", "/some/raw/path", nil).want(t, 404)
 	s.call("PUT", "/v1/stock/tea", "{}").want(t, 401)
@@ -56,7 +56,7 @@ func TestRequestIDOfAStrangerIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := broken(t, 0, func(context.Context) error { return nil })
 	for _, id := range []string{"", "a b", strings.Repeat("x", 65), `"};drop`} {
-		got := s.call("GET", "/openapi.json", nil, "X-Request-Id", id).header.Get("X-Request-Id")
+		got := s.call("GET", "/openapi.json", nil, "X-Request-ID", id).header.Get("X-Request-ID")
 		if !uuidV7.MatchString(got) {
 			t.Errorf("%q became %q", id, got)
 		}

@@ -2,6 +2,7 @@ package order
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -15,6 +16,16 @@ import (
 	"github.com/swaggest/swgui/v5emb"
 
 	"example.com/ordertimeout/domain"
+)
+
+const (
+	tagOrders   = "Orders"
+	tagPayments = "Payments"
+	tagStock    = "Stock"
+
+	jsonContentType = "application/json"
+
+	badValue = "A value cannot be accepted." // why a call is refused, where nothing else needs saying
 )
 
 const apiDescription = `Places orders, takes their payments, and closes those that are not paid in time.
@@ -45,13 +56,13 @@ func (h *Handler) addAPI(version string) error {
 
 func apiConfig(version string) huma.Config {
 	namer := func(t reflect.Type, hint string) string {
-		return strings.TrimSuffix(huma.DefaultSchemaNamer(t, hint), "JSON")
+		return strings.TrimSuffix(strings.TrimSuffix(huma.DefaultSchemaNamer(t, hint), "JSON"), "Error")
 	}
 	return huma.Config{
 		OpenAPI: &huma.OpenAPI{
 			OpenAPI: "3.1.0",
 			Info:    &huma.Info{Title: "Order service", Version: version, Description: apiDescription},
-			Tags:    []*huma.Tag{{Name: "Orders"}, {Name: "Payments"}, {Name: "Stock"}},
+			Tags:    []*huma.Tag{{Name: tagOrders}, {Name: tagPayments}, {Name: tagStock}},
 			Components: &huma.Components{
 				Schemas: huma.NewMapRegistry("#/components/schemas/", namer),
 				SecuritySchemes: map[string]*huma.SecurityScheme{
@@ -60,8 +71,8 @@ func apiConfig(version string) huma.Config {
 				},
 			},
 		},
-		Formats:                      map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat},
-		DefaultFormat:                "application/json",
+		Formats:                      map[string]huma.Format{jsonContentType: huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat},
+		DefaultFormat:                jsonContentType,
 		RejectUnknownQueryParameters: true, // a misspelt filter must not list everything
 		Transformers:                 []huma.Transformer{problemTransformer},
 	}
@@ -123,7 +134,7 @@ func document(api huma.API, op *huma.Operation, operator bool, request, response
 		refusals = append(refusals, refusal{"The operator's token is missing or wrong.", errUnauthorized})
 	}
 	if request != nil {
-		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{"application/json": {Example: request}}}
+		op.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{jsonContentType: {Example: request}}}
 		refusals = append(refusals,
 			refusal{"The body is not JSON.", newProblem(http.StatusBadRequest, "body: invalid character 'x' looking for beginning of value")},
 			refusal{"The body did not come in time.", newProblem(http.StatusRequestTimeout, "the body did not come in time")},
@@ -132,7 +143,7 @@ func document(api huma.API, op *huma.Operation, operator bool, request, response
 		)
 	}
 	refusals = append(refusals,
-		refusal{"The service failed.", fmt.Errorf("an unknown error")},
+		refusal{"The service failed.", errors.New("an unknown error")},
 		refusal{"Something that the service needs is away, or too slow. Repeat after Retry-After seconds.", domain.ErrUnavailable},
 	)
 	good := op.DefaultStatus
@@ -142,10 +153,10 @@ func document(api huma.API, op *huma.Operation, operator bool, request, response
 	op.Responses = map[string]*huma.Response{
 		strconv.Itoa(good): {
 			Description: http.StatusText(good),
-			Content:     map[string]*huma.MediaType{"application/json": {Example: response}},
+			Content:     map[string]*huma.MediaType{jsonContentType: {Example: response}},
 		},
 	}
-	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[problemJSON](), true, "Problem")
+	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[problemError](), true, "Problem")
 	for _, r := range refusals {
 		addRefusal(op.Responses, schema, r)
 	}
@@ -175,13 +186,18 @@ func addRefusal(responses map[string]*huma.Response, schema *huma.Schema, r refu
 }
 
 // The examples of the document.
+const (
+	exampleSKU      = "tea-black"
+	exampleCurrency = "EUR"
+)
+
 var (
 	exampleCreated = time.Date(2026, time.January, 1, 12, 0, 0, 0, time.UTC)
 
 	examplePlacement = placeOrderJSON{
 		Customer:      customerJSON{ID: "c-42", Email: "ada@example.com"},
-		Currency:      "EUR",
-		Lines:         []lineJSON{{SKU: "tea-black", Quantity: 2, UnitPrice: 500}, {SKU: "mug-blue", Quantity: 1, UnitPrice: 750}},
+		Currency:      exampleCurrency,
+		Lines:         []lineJSON{{SKU: exampleSKU, Quantity: 2, UnitPrice: 500}, {SKU: "mug-blue", Quantity: 1, UnitPrice: 750}},
 		PaymentWindow: "30m",
 	}
 
@@ -191,14 +207,14 @@ var (
 		Customer:      examplePlacement.Customer,
 		Lines:         examplePlacement.Lines,
 		TotalAmount:   1750,
-		Currency:      "EUR",
+		Currency:      exampleCurrency,
 		PaymentWindow: "30m",
 		DueAt:         exampleCreated.Add(30 * time.Minute),
 		CreatedAt:     exampleCreated,
 	}
 
-	examplePayment = paymentJSON{PaymentID: "pay_1", OrderID: exampleOrder.ID, Amount: 1750, Currency: "EUR"}
+	examplePayment = paymentJSON{PaymentID: "pay_1", OrderID: exampleOrder.ID, Amount: 1750, Currency: exampleCurrency}
 
 	exampleAvailable = int64(98)
-	exampleStock     = stockJSON{SKU: "tea-black", Available: &exampleAvailable, Held: 2}
+	exampleStock     = stockJSON{SKU: exampleSKU, Available: &exampleAvailable, Held: 2}
 )

@@ -43,10 +43,10 @@ type paymentResultJSON struct {
 }
 
 func (h *Handler) addPay(api huma.API) {
-	mismatch := &domain.AmountMismatchError{Got: 1700, Want: 1750, GotCurrency: "EUR", WantCurrency: "EUR"}
+	mismatch := &domain.AmountMismatchError{Got: 1700, Want: 1750, GotCurrency: exampleCurrency, WantCurrency: exampleCurrency}
 	add(h, api, call[payInput, payOutput]{
 		op: huma.Operation{
-			OperationID: "reportPayment", Method: http.MethodPost, Path: "/v1/payments", Tags: []string{"Payments"},
+			OperationID: "reportPayment", Method: http.MethodPost, Path: "/v1/payments", Tags: []string{tagPayments},
 			Summary: "Report a captured payment (webhook)",
 			Description: "Called by the payment provider, signed by the [Standard Webhooks](https://www.standardwebhooks.com) scheme: " +
 				"`webhook-signature` is `v1,` and the base64 HMAC-SHA256 of `<webhook-id>.<webhook-timestamp>.<body>` with the shared secret. " +
@@ -121,7 +121,7 @@ func (h *Handler) pay(ctx context.Context, in *payInput) (*payOutput, error) {
 		out.Body.Outcome, out.Body.RefundReason = "refund_due", &reason
 	}
 	if result.Replayed {
-		out.Replayed = "true"
+		out.Replayed = replayed
 	}
 	return out, nil
 }

@@ -69,7 +69,7 @@ func TestMoneyForAClosedOrderIsRefundedOnce(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.stocked("tea", 1)
-	o := s.closed("tea")
+	o := s.closed()
 	s.place(wish("tea", 1)) // the freed unit is promised to somebody else
 	var first []byte
 	for range 3 {

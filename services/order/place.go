@@ -38,6 +38,9 @@ type placeOutput struct {
 	Body     orderJSON
 }
 
+// replayed is the value of the header Idempotent-Replayed.
+const replayed = "true"
+
 // Resolve refuses an Idempotency-Key that is there but empty, or there twice: taking it
 // for none would place the order again at every repetition.
 func (in *placeInput) Resolve(ctx huma.Context) []error {
@@ -59,7 +62,7 @@ func (in *placeInput) Resolve(ctx huma.Context) []error {
 func (h *Handler) addPlace(api huma.API) {
 	add(h, api, call[placeInput, placeOutput]{
 		op: huma.Operation{
-			OperationID: "placeOrder", Method: http.MethodPost, Path: "/v1/orders", Tags: []string{"Orders"},
+			OperationID: "placeOrder", Method: http.MethodPost, Path: "/v1/orders", Tags: []string{tagOrders},
 			DefaultStatus: http.StatusCreated,
 			Summary:       "Place an order",
 			Description: fmt.Sprintf("Holds the stock of all lines, or of none, and starts the time that the buyer has to pay. "+
@@ -72,8 +75,8 @@ func (h *Handler) addPlace(api huma.API) {
 		request:  examplePlacement,
 		response: exampleOrder,
 		refusals: []refusal{
-			{"A line asks for more than is available. Nothing was held.", &domain.SoldOutError{SKU: "tea-black", Requested: 3, Available: 1}},
-			{"A value cannot be accepted.", &domain.FieldError{Field: "lines[0].sku", Got: "tea-blue", Allowed: "a sku that the shop stocks"}},
+			{"A line asks for more than is available. Nothing was held.", &domain.SoldOutError{SKU: exampleSKU, Requested: 3, Available: 1}},
+			{badValue, &domain.FieldError{Field: "lines[0].sku", Got: "tea-blue", Allowed: "a sku that the shop stocks"}},
 			{"The idempotency key was used with another body.", postgres.ErrKeyReused},
 		},
 	})
@@ -90,14 +93,14 @@ func (h *Handler) place(ctx context.Context, in *placeInput) (*placeOutput, erro
 	}
 	ctx, cancel := uninterrupted(ctx)
 	defer cancel()
-	order, replayed, err := h.orders.Place(ctx, placement, key)
+	order, again, err := h.orders.Place(ctx, placement, key)
 	if err != nil {
 		return nil, err
 	}
 	requestInfo(ctx).orderID = order.ID()
 	out := &placeOutput{Location: "/v1/orders/" + string(order.ID()), Body: showOrder(order)}
-	if replayed {
-		out.Replayed = "true"
+	if again {
+		out.Replayed = replayed
 	}
 	return out, nil
 }

@@ -296,7 +296,7 @@ func TestBadIdempotencyKeyIsRefused(t *testing.T) {
 		})
 	}
 	t.Run("twice", func(t *testing.T) {
-		req, err := http.NewRequest("POST", s.url+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
+		req, err := http.NewRequest(http.MethodPost, s.url+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +306,7 @@ func TestBadIdempotencyKeyIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if resp.StatusCode != 422 {
+		if resp.StatusCode != http.StatusUnprocessableEntity {
 			t.Errorf("status %d", resp.StatusCode)
 		}
 	})

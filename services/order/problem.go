@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"regexp"
 	"strings"
@@ -26,8 +27,8 @@ const statusClientGone = 499
 // errUnauthorized: the operator's token is missing or wrong.
 var errUnauthorized = errors.New("this call needs the operator's token")
 
-// problemJSON is every error answer: problem details as of RFC 9457.
-type problemJSON struct {
+// problemError is every error answer: problem details as of RFC 9457.
+type problemError struct {
 	Type      string             `json:"type,omitempty" format:"uri" example:"urn:problem-type:sold-out" doc:"What kind of problem it is, for programs. Absent where the status says it all."`
 	Title     string             `json:"title" example:"Conflict" doc:"The status in words."`
 	Status    int                `json:"status" example:"409"`
@@ -49,16 +50,16 @@ type problemFieldJSON struct {
 }
 
 // Error, GetStatus, GetHeaders and ContentType let huma send a problem as it is.
-func (p *problemJSON) Error() string             { return p.Detail }
-func (p *problemJSON) GetStatus() int            { return p.Status }
-func (p *problemJSON) GetHeaders() http.Header   { return p.headers }
-func (p *problemJSON) ContentType(string) string { return problemContentType }
+func (p *problemError) Error() string             { return p.Detail }
+func (p *problemError) GetStatus() int            { return p.Status }
+func (p *problemError) GetHeaders() http.Header   { return p.headers }
+func (p *problemError) ContentType(string) string { return problemContentType }
 
 // problemFor is the one table from errors to HTTP answers. What it does not know is
 // a 500 that tells nothing about the inside.
-func problemFor(err error) *problemJSON {
+func problemFor(err error) *problemError {
 	var (
-		problem  *problemJSON
+		problem  *problemError
 		field    *domain.FieldError
 		soldOut  *domain.SoldOutError
 		mismatch *domain.AmountMismatchError
@@ -94,36 +95,36 @@ func problemFor(err error) *problemJSON {
 	}
 }
 
-func mismatchProblem(e *domain.AmountMismatchError) *problemJSON {
+func mismatchProblem(e *domain.AmountMismatchError) *problemError {
 	p := newProblem(http.StatusUnprocessableEntity, e.Error()+"; nothing was recorded").kind("amount-mismatch")
 	if e.Got != e.Want {
-		p.field("amount", e.Got, fmt.Sprintf("allowed: %d, the order's total", e.Want))
+		p = p.field("amount", e.Got, fmt.Sprintf("allowed: %d, the order's total", e.Want))
 	}
 	if e.GotCurrency != e.WantCurrency {
-		p.field("currency", string(e.GotCurrency), fmt.Sprintf("allowed: %s, the order's currency", e.WantCurrency))
+		p = p.field("currency", string(e.GotCurrency), fmt.Sprintf("allowed: %s, the order's currency", e.WantCurrency))
 	}
 	return p
 }
 
-func newProblem(status int, detail string) *problemJSON {
+func newProblem(status int, detail string) *problemError {
 	title := http.StatusText(status)
 	if status == statusClientGone {
 		title = "Client Closed Request"
 	}
-	return &problemJSON{Title: title, Status: status, Detail: detail, headers: http.Header{}}
+	return &problemError{Title: title, Status: status, Detail: detail, headers: http.Header{}}
 }
 
-func (p *problemJSON) kind(name string) *problemJSON {
+func (p *problemError) kind(name string) *problemError {
 	p.Type = "urn:problem-type:" + name
 	return p
 }
 
-func (p *problemJSON) header(name, value string) *problemJSON {
+func (p *problemError) header(name, value string) *problemError {
 	p.headers.Set(name, value)
 	return p
 }
 
-func (p *problemJSON) field(name string, got any, message string) *problemJSON {
+func (p *problemError) field(name string, got any, message string) *problemError {
 	p.Errors = append(p.Errors, problemFieldJSON{Field: name, Message: message, Value: shorten(got)})
 	return p
 }
@@ -152,16 +153,16 @@ func problemTransformer(ctx huma.Context, _ string, v any) (any, error) {
 	if model, ok := v.(*huma.ErrorModel); ok {
 		v = fromHuma(model)
 	}
-	if p, ok := v.(*problemJSON); ok {
+	if p, ok := v.(*problemError); ok {
 		p.RequestID = requestInfo(ctx.Context()).id
 	}
 	return v, nil
 }
 
-func fromHuma(model *huma.ErrorModel) *problemJSON {
+func fromHuma(model *huma.ErrorModel) *problemError {
 	p := newProblem(model.Status, model.Detail)
 	if model.Status == http.StatusUnprocessableEntity {
-		p.kind("invalid")
+		p = p.kind("invalid")
 	}
 	for _, e := range model.Errors {
 		p.Errors = append(p.Errors, fieldFromHuma(e))
@@ -200,17 +201,17 @@ func fieldFromHuma(e *huma.ErrorDetail) problemFieldJSON {
 }
 
 // writeProblem answers with a problem where huma is not in charge.
-func writeProblem(w http.ResponseWriter, r *http.Request, p *problemJSON) {
+func writeProblem(w http.ResponseWriter, r *http.Request, p *problemError) {
 	p.RequestID = requestInfo(r.Context()).id
-	for name, values := range p.headers {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), p.headers)
 	w.Header().Set("Content-Type", problemContentType)
 	w.WriteHeader(p.Status)
 	if r.Method == http.MethodHead {
 		return
 	}
-	_ = json.NewEncoder(w).Encode(p) // a client that is gone needs no answer
+	if err := json.NewEncoder(w).Encode(p); err != nil {
+		panic(http.ErrAbortHandler) // the client is gone; half an answer must not look whole
+	}
 }
 
 // plainErrors lets h answer, and turns its error answers into problems; headers such
@@ -243,6 +244,7 @@ func plainDetail(status int, r *http.Request) string {
 // errorWriter holds back what an error answer says.
 type errorWriter struct {
 	http.ResponseWriter
+
 	failed int // the error's status, 0 for a good answer
 }
 

@@ -130,7 +130,7 @@ func TestUnavailableStoreIsA503ThatCanBeRepeated(t *testing.T) {
 func TestFailureTellsNothingButIsLogged(t *testing.T) {
 	t.Parallel()
 	s := broken(t, 0, func(context.Context) error { return errors.New("column hunter2 does not exist") })
-	a := s.call("GET", "/v1/orders", nil, "X-Request-Id", "from-the-proxy")
+	a := s.call("GET", "/v1/orders", nil, "X-Request-ID", "from-the-proxy")
 	a.wantProblem(t, 500, "", "")
 	if strings.Contains(string(a.body), "hunter2") {
 		t.Errorf("the answer tells the inside: %s", a.body)
@@ -182,7 +182,7 @@ func TestClientThatLeavesDoesNotInterruptAPlacement(t *testing.T) {
 	gone := make(chan struct{})
 	s.handler.root = watched(s.handler.root, gone)
 	ctx, cancel := context.WithCancel(context.Background())
-	req, err := http.NewRequestWithContext(ctx, "POST", s.url+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestBodyThatDoesNotComeIsA408(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != 408 || resp.Header.Get("Content-Type") != problemContentType {
+	if resp.StatusCode != http.StatusRequestTimeout || resp.Header.Get("Content-Type") != problemContentType {
 		t.Errorf("got %d %v", resp.StatusCode, resp.Header)
 	}
 }

@@ -25,7 +25,7 @@ type listStockOutput struct {
 func (h *Handler) addListStock(api huma.API) {
 	add(h, api, call[listStockInput, listStockOutput]{
 		op: huma.Operation{
-			OperationID: "listStock", Method: http.MethodGet, Path: "/v1/stock", Tags: []string{"Stock"},
+			OperationID: "listStock", Method: http.MethodGet, Path: "/v1/stock", Tags: []string{tagStock},
 			Summary:     "List stock",
 			Description: "Every SKU with what is available, held by pending orders and sold, ordered by SKU.",
 		},
@@ -75,7 +75,7 @@ type stockOutput struct {
 func (h *Handler) addSetStock(api huma.API) {
 	add(h, api, call[setStockInput, stockOutput]{
 		op: huma.Operation{
-			OperationID: "setStock", Method: http.MethodPut, Path: "/v1/stock/{sku}", Tags: []string{"Stock"},
+			OperationID: "setStock", Method: http.MethodPut, Path: "/v1/stock/{sku}", Tags: []string{tagStock},
 			Summary: "Set what is available of a SKU",
 			Description: "Creates the SKU if it is new. `available` is what can be promised from now on; what pending orders hold is not part of it " +
 				"and comes on top when they close unpaid.\n\n" +
@@ -87,7 +87,7 @@ func (h *Handler) addSetStock(api huma.API) {
 		request:  setStockJSON{Available: exampleStock.Available},
 		response: exampleStock,
 		refusals: []refusal{
-			{"A value cannot be accepted.", &domain.FieldError{Field: "available", Got: -1, Allowed: "0 to 1000000000000 units, or null for unlimited"}},
+			{badValue, &domain.FieldError{Field: "available", Got: -1, Allowed: "0 to 1000000000000 units, or null for unlimited"}},
 		},
 	})
 }

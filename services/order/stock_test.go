@@ -69,7 +69,7 @@ func TestUnitsThatAreHeldSurviveAChangeBetweenLimitedAndUnlimited(t *testing.T) 
 	if level := s.stockOf("tea"); *level.Available != 2 || level.Held != 0 || level.Sold != 3 {
 		t.Errorf("paid: %+v", level)
 	}
-	s.closed("tea")
+	s.closed()
 	if level := s.stockOf("tea"); *level.Available != 2 || level.Held != 0 {
 		t.Errorf("closed: %+v", level)
 	}
