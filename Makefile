@@ -5,8 +5,9 @@ TOOLS   := $(CURDIR)/.dev/bin
 GOLANGCI_VERSION := v2.15.0
 DEV     := go run ./e2e/dev
 
-# RACE=1 switches the race detector on, RUN=regexp picks tests.
-TEST_FLAGS := -count=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$(RUN)')
+# RACE=1 switches the race detector on, RUN=regexp picks tests. One package at a time:
+# the tests that kill servers share them, and all share the machine.
+TEST_FLAGS := -count=1 -p=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$(RUN)')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test up down build lint fmt image clean

@@ -8,7 +8,8 @@ const MaxExtension = 90 * 24 * time.Hour
 
 // Extend moves the deadline, forwards or backwards. The timer that is on its way is
 // not touched: when it comes early, the closer sends it on for the time that is left.
-// Only a deadline that moves backwards needs a timer of its own.
+// A new timer is needed only where none may be on its way: for a deadline that moves
+// backwards, and for an order that is overdue, whose timer may be lost.
 //
 // It returns ErrNotPending for a paid or closed order and a FieldError unless dueAt
 // is after now and within MaxExtension.
@@ -23,10 +24,10 @@ func (o *Order) Extend(dueAt, now time.Time) error {
 			Allowed: "after " + now.UTC().Format(time.RFC3339Nano) + " and within " + MaxExtension.String(),
 		}
 	}
-	sooner := dueAt.Before(o.s.DueAt)
+	needsTimer := dueAt.Before(o.s.DueAt) || !o.s.DueAt.After(now)
 	o.s.DueAt = dueAt
 	o.changes.Order = true
-	if sooner {
+	if needsTimer {
 		o.changes.Events = append(o.changes.Events, OrderTimeout{OrderID: o.s.ID, DueAt: dueAt})
 	}
 	return nil

@@ -124,6 +124,19 @@ func TestOutagesUnderLoad(t *testing.T) {
 		awaitProgress()
 		restart("database killed", db.Kill, db.Start)
 	}
+	awaitProgress()
+	// A broker that is short of memory takes nothing: rows wait, and nobody hangs.
+	restart("memory alarm", func(ctx context.Context) error {
+		return mq.Control(ctx, "set_vm_memory_high_watermark", "0.00001")
+	}, func(ctx context.Context) error {
+		unready("a broker that takes messages", services[1])
+		awaitProgress()
+		if code := services[1].Terminate(); code != 0 {
+			t.Errorf("the relay drained with exit status %d during the alarm", code)
+		}
+		services[1] = shop.Start("relay")
+		return mq.Control(ctx, "set_vm_memory_high_watermark", "0.4")
+	})
 	load()
 	shop.AwaitSettled()
 	shop.AwaitQuiet(0)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 //
 //	newApp ─▶ add… (serve.go) ─▶ run: health up ─▶ schema there ─▶ workers ─▶ ctx ends ─▶ workers drain ─▶ health down ─▶ close
 type app struct {
+	service   string // its name on the command line
 	telemetry telemetry.Config
 	logger    *slog.Logger
 	registry  *prometheus.Registry
@@ -33,8 +35,9 @@ type app struct {
 	db        *postgres.DB
 	schema    atomic.Bool // the schema was found to be there
 
-	// Set by useBroker, for the services that need it.
-	delays                *delaysConfig
+	// Set by broker, which connects once, for the services that need it.
+	broker                func() error
+	delays                delaysConfig
 	topology              rabbitmq.Topology
 	publishing, consuming *rabbitmq.Connection
 	publisher             *rabbitmq.Publisher
@@ -59,13 +62,22 @@ func newApp(service string) (*app, error) {
 		telemetry: config,
 		logger:    telemetry.NewLogger(config, os.Stderr),
 		registry:  prometheus.NewRegistry(),
+		service:   service,
 		stopping:  make(chan struct{}),
 	}
+	a.broker = sync.OnceValue(a.connect)
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	a.logger.Info("starting", "service", service, "version", version)
 	if a.db, err = postgres.Open(context.Background(), database); err != nil {
 		return nil, err
 	}
+	a.check("serving", func(context.Context) error {
+		select {
+		case <-a.stopping:
+			return errors.New("draining")
+		default:
+			return nil
+		}
+	})
 	a.check("postgres", a.db.Ping)
 	a.check("schema", func(context.Context) error {
 		if !a.schema.Load() {
@@ -76,17 +88,14 @@ func newApp(service string) (*app, error) {
 	return a, nil
 }
 
-// useBroker connects to the broker once, however many services ask for it.
-func (a *app) useBroker() error {
-	if a.delays != nil {
-		return nil
-	}
+// connect connects to the broker; a.broker calls it once, however many services ask.
+func (a *app) connect() error {
 	config, err := load[rabbitmq.Config]()
 	delays, delaysErr := load[delaysConfig]()
 	if err := errors.Join(err, delaysErr); err != nil {
 		return err
 	}
-	a.delays = &delays
+	a.delays = delays
 	a.topology = delays.topology(config.Namespace)
 	a.publishing = rabbitmq.Connect(config, "ordertimeout publishing", a.logger)
 	a.consuming = rabbitmq.Connect(config, "ordertimeout consuming", a.logger)
@@ -151,6 +160,7 @@ func (a *app) serveAPI(addr string, api *order.Handler) {
 // run works until ctx ends or a part fails, then drains. Health and metrics are served
 // from before the first dependency is there until after the last worker is done.
 func (a *app) run(ctx context.Context) error {
+	a.logger.Info("starting", "service", a.service, "version", version)
 	listener, err := httpserver.Listen(ctx, a.telemetry.MetricsAddr)
 	if err != nil {
 		return fmt.Errorf("METRICS_ADDR: %w", err)
@@ -221,7 +231,7 @@ func (a *app) recordDelays(ctx context.Context) error {
 
 // close gives everything back, in the opposite order of its making.
 func (a *app) close() {
-	if a.delays != nil {
+	if a.publisher != nil {
 		_ = a.publisher.Close() // what waits for a confirm has been waited for
 		a.consuming.Close()
 		a.publishing.Close()

@@ -132,7 +132,7 @@ func (d dropped) look(ctx context.Context, delay time.Duration) (string, error) 
 	case state.Messages > 0:
 		return fmt.Sprintf("kept, %d timers wait in it", state.Messages), nil
 	case pending > 0:
-		return fmt.Sprintf("kept, %d pending orders chose this window", pending), nil
+		return fmt.Sprintf("kept, %d pending orders may still have their timers in it", pending), nil
 	case !d.prune:
 		return "empty, can be removed with --prune", nil
 	}

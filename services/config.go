@@ -49,6 +49,7 @@ func describe(err error, config reflect.Type) error {
 	for _, one := range all.Errors {
 		var parse env.ParseError
 		var unset env.VarIsNotSetError
+		var empty env.EmptyVarError
 		switch {
 		case errors.As(one, &parse):
 			field, _ := config.FieldByName(parse.Name)
@@ -56,6 +57,8 @@ func describe(err error, config reflect.Type) error {
 			errs = append(errs, fmt.Errorf("%s: got %q, %w", variable, os.Getenv(variable), allowed(field.Type, parse.Err)))
 		case errors.As(one, &unset):
 			errs = append(errs, fmt.Errorf("%s is required and not set", unset.Key))
+		case errors.As(one, &empty):
+			errs = append(errs, fmt.Errorf("%s is required and empty", empty.Key))
 		default:
 			errs = append(errs, one)
 		}

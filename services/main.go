@@ -26,7 +26,7 @@ type cli struct {
 	All      serveCmd `cmd:"" help:"Run all services in this process, for a laptop or a test."`
 
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database schema up to date."`
-	Topology    topologyCmd    `cmd:"" help:"Show every exchange and queue with its live depth; remove queues of dropped windows."`
+	Topology    topologyCmd    `cmd:"" help:"Show every queue with its live depth, and the queues of dropped windows."`
 	Outbox      outboxCmd      `cmd:"" help:"List the messages that cannot be published, with their errors."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask this container's service whether it is ready; exit 1 if not."`
 

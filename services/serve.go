@@ -28,6 +28,9 @@ func (serveCmd) Run(ctx context.Context, service string) error {
 		"closer":   a.addCloser,
 		"notifier": a.addNotifier,
 		"all": func() error {
+			if err := a.broker(); err != nil { // once, not for each service
+				return errors.Join(err, a.addOrder())
+			}
 			return errors.Join(a.addOrder(), a.addRelay(), a.addCloser(), a.addNotifier())
 		},
 	}
@@ -58,7 +61,7 @@ func (a *app) addOrder() error {
 
 func (a *app) addRelay() error {
 	config, err := load[relay.Config]()
-	if err := errors.Join(err, a.useBroker()); err != nil {
+	if err := errors.Join(err, a.broker()); err != nil {
 		return err
 	}
 	r := relay.New(config, a.outbox(), a.publisher, a.topology, a.registry, a.logger.With("service", "relay"))
@@ -67,7 +70,7 @@ func (a *app) addRelay() error {
 }
 
 func (a *app) addCloser() error {
-	if err := a.useBroker(); err != nil {
+	if err := a.broker(); err != nil {
 		return err
 	}
 	c := closer.New(a.orders(), a.registry, a.logger.With("service", "closer"))
@@ -80,7 +83,7 @@ const mailsInHand = 16
 
 func (a *app) addNotifier() error {
 	config, err := load[smtp.Config]()
-	if err := errors.Join(err, a.useBroker()); err != nil {
+	if err := errors.Join(err, a.broker()); err != nil {
 		return err
 	}
 	mailer, err := smtp.New(config)

@@ -105,11 +105,11 @@ func (s *stack) servers(ctx context.Context) (database, broker string, err error
 	return db.URL, mq.URL, nil
 }
 
-// The application that up starts, with values that are for development only.
+// The application that up starts, with the values for development that .env has too.
 const (
 	appDatabase   = "ordertimeout"
-	operatorToken = "development-operator-token"
-	webhookSecret = "whsec_ZGV2ZWxvcG1lbnQtb25seS1zZWNyZXQtMDE="
+	operatorToken = "development-only-token"
+	webhookSecret = "whsec_b3JkZXJ0aW1lb3V0LWRldmVsb3BtZW50LW9ubHkh"
 )
 
 type app struct {

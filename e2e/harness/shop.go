@@ -206,7 +206,9 @@ func (p *Process) Terminate() int {
 	select {
 	case <-p.ended:
 	case <-time.After(Patience):
-		p.t.Fatalf("%s does not drain:\n%s", p.Name, p.log.tail())
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // the log then shows where it hangs
+		<-p.ended
+		p.t.Fatalf("%s does not drain:\n%s", p.Name, p.log.String())
 	}
 	return p.cmd.ProcessState.ExitCode()
 }

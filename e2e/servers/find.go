@@ -150,7 +150,9 @@ func compose(ctx context.Context, k kind, root string, say func(string, ...any))
 	up := exec.CommandContext(ctx, "docker", "compose", "up", "--wait", "--detach", k.name)
 	up.Dir = root
 	if out, err := up.CombinedOutput(); err != nil {
-		return Server{}, fmt.Errorf("%w: %s", err, lastLine(out))
+		remove := exec.CommandContext(ctx, "docker", "compose", "rm", "--stop", "--force", k.name)
+		remove.Dir = root
+		return Server{}, errors.Join(fmt.Errorf("%w: %s", err, lastLine(out)), remove.Run())
 	}
 	url := k.composeURL(env)
 	if err := k.ping(ctx, url); err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,7 +32,8 @@ type RabbitMQ struct {
 
 // BrokerCommandVariable names a command that starts, stops and kills a broker, for
 // testing another version than the machine's packages have: it is called with start
-// (which prints the URL in its last line), stop or kill.
+// (which prints the URL in its last line), stop, kill, or ctl and arguments for
+// rabbitmqctl.
 const BrokerCommandVariable = "E2E_BROKER_COMMAND"
 
 // StartRabbitMQ starts a private broker in dir, or returns the one that runs there, with
@@ -142,12 +144,28 @@ func (b *RabbitMQ) Kill(ctx context.Context) error {
 	return b.Process.End(ctx, syscall.SIGKILL)
 }
 
-func (b *RabbitMQ) run(ctx context.Context, verb string) (string, error) {
-	cmd := exec.CommandContext(ctx, b.command[0], append(b.command[1:], verb)...)
+// Control runs rabbitmqctl on the broker.
+func (b *RabbitMQ) Control(ctx context.Context, args ...string) error {
+	if b.command != nil {
+		_, err := b.run(ctx, append([]string{"ctl"}, args...)...)
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(rabbitBinary()), "rabbitmqctl"), args...)
+	cmd.Dir = b.Dir
+	cmd.Env = b.environment(filepath.Join(b.Dir, "pid"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(rabbitUser)}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("rabbitmqctl %s: %w: %s", strings.Join(args, " "), err, lastLine(out))
+	}
+	return nil
+}
+
+func (b *RabbitMQ) run(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, b.command[0], append(slices.Clone(b.command[1:]), args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w", strings.Join(b.command, " "), verb, err)
+		return "", fmt.Errorf("%s %s: %w", strings.Join(b.command, " "), strings.Join(args, " "), err)
 	}
 	return string(out), nil
 }

@@ -10,7 +10,7 @@ import (
 
 // Config says which database.
 type Config struct {
-	URL      string `env:"DATABASE_URL,required"`
+	URL      string `env:"DATABASE_URL,required,notEmpty"`
 	MaxConns int32  `env:"DATABASE_MAX_CONNS" envDefault:"10"` // connections of this process
 }
 

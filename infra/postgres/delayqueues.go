@@ -45,11 +45,12 @@ func (s *DelayQueues) Remove(ctx context.Context, namespace string, delay time.D
 	})
 }
 
-// PendingWithWindow counts the pending orders that were placed with a payment window,
-// whose timers may still wait in its queue.
+// PendingWithWindow counts the pending orders whose timers may still be in the queue of
+// a payment window: those that were placed with it, and those that are overdue, whose
+// timers may be stuck anywhere.
 func (s *DelayQueues) PendingWithWindow(ctx context.Context, window time.Duration) (int64, error) {
 	counts, err := collect(ctx, s.db, pgx.RowTo[int64], `
-		SELECT count(*) FROM orders WHERE status = 'pending' AND payment_window_ms = $1`, window.Milliseconds())
+		SELECT count(*) FROM orders WHERE status = 'pending' AND (payment_window_ms = $1 OR due_at < now())`, window.Milliseconds())
 	if err != nil {
 		return 0, err
 	}

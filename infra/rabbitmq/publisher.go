@@ -160,7 +160,7 @@ func (p *Publisher) Close() error {
 	if err := p.slots.Acquire(ctx, publishWindow); err == nil {
 		defer p.slots.Release(publishWindow)
 	}
-	session.close()
+	go session.close() // a blocked broker does not answer; the end of the connection ends it
 	return nil
 }
 

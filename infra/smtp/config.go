@@ -21,8 +21,8 @@ import (
 
 // Config says which mail server, and who the mails are from.
 type Config struct {
-	URL  string `env:"SMTP_URL,required"`
-	From string `env:"MAIL_FROM,required"`
+	URL  string `env:"SMTP_URL,required,notEmpty"`
+	From string `env:"MAIL_FROM,required,notEmpty"`
 }
 
 // Validate returns a domain.FieldError that names the variable. It never repeats the

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
 
 	"example.com/ordertimeout/domain"
 )
@@ -25,7 +26,8 @@ func (c Config) Validate() error {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return &domain.FieldError{Field: "LOG_FORMAT", Got: c.LogFormat, Allowed: "text or json"}
 	}
-	if _, _, err := net.SplitHostPort(c.MetricsAddr); err != nil {
+	_, port, err := net.SplitHostPort(c.MetricsAddr)
+	if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil {
 		return &domain.FieldError{Field: "METRICS_ADDR", Got: c.MetricsAddr, Allowed: "host:port, such as :9090"}
 	}
 	return nil

@@ -13,8 +13,8 @@ import (
 // Config is what the order service reads from the environment.
 type Config struct {
 	Addr          string         `env:"ORDER_ADDR" envDefault:":8080"`
-	OperatorToken string         `env:"OPERATOR_TOKEN,required"`
-	WebhookSecret string         `env:"PAYMENT_WEBHOOK_SECRET,required"`
+	OperatorToken string         `env:"OPERATOR_TOKEN,required,notEmpty"`
+	WebhookSecret string         `env:"PAYMENT_WEBHOOK_SECRET,required,notEmpty"`
 	Windows       domain.Windows `env:"PAYMENT_WINDOWS" envDefault:"30m"`
 }
 
