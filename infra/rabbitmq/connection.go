@@ -25,6 +25,8 @@ const (
 	// instead of holding the writer for ever.
 	writeTimeout = 10 * time.Second
 
+	closeTimeout = 3 * time.Second // for the broker's answer to a goodbye
+
 	reconnectFirst = 100 * time.Millisecond
 	reconnectMost  = 3 * time.Second
 )
@@ -137,7 +139,7 @@ func (c *Connection) keepAlive(ctx context.Context) {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = reconnectFirst, reconnectMost
 	for ctx.Err() == nil {
-		conn, err := c.dial(ctx)
+		conn, socket, err := c.dial(ctx)
 		if err != nil {
 			c.set(nil, err)
 			c.logger.Warn("cannot connect to the broker, trying again", "error", err)
@@ -149,14 +151,16 @@ func (c *Connection) keepAlive(ctx context.Context) {
 		}
 		wait.Reset()
 		c.logger.Info("connected to the broker")
-		c.hold(ctx, conn)
+		c.hold(ctx, conn, socket)
 	}
 }
 
-func (c *Connection) dial(ctx context.Context) (*amqp.Connection, error) {
+// dial returns the connection and the socket below it.
+func (c *Connection) dial(ctx context.Context) (*amqp.Connection, net.Conn, error) {
+	var socket net.Conn
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName(c.name)
-	return amqp.DialConfig(c.url, amqp.Config{
+	conn, err := amqp.DialConfig(c.url, amqp.Config{
 		Heartbeat:  heartbeat,
 		Properties: properties,
 		Dial: func(network, addr string) (net.Conn, error) {
@@ -165,6 +169,7 @@ func (c *Connection) dial(ctx context.Context) (*amqp.Connection, error) {
 			if err != nil {
 				return nil, err
 			}
+			socket = conn
 			// Bounds the handshake; the client clears it afterwards.
 			if err := conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 				return nil, errors.Join(err, conn.Close())
@@ -172,10 +177,11 @@ func (c *Connection) dial(ctx context.Context) (*amqp.Connection, error) {
 			return boundedWrites{conn}, nil
 		},
 	})
+	return conn, socket, err
 }
 
 // hold publishes conn as the live connection until it is lost or ctx ends.
-func (c *Connection) hold(ctx context.Context, conn *amqp.Connection) {
+func (c *Connection) hold(ctx context.Context, conn *amqp.Connection, socket net.Conn) {
 	// Buffered: the client must never wait for us to read a notification.
 	lost := conn.NotifyClose(make(chan *amqp.Error, 1))
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 16))
@@ -194,12 +200,19 @@ func (c *Connection) hold(ctx context.Context, conn *amqp.Connection) {
 			return
 		case <-ctx.Done():
 			c.set(nil, errors.New("connection is closed"))
-			if err := conn.CloseDeadline(time.Now().Add(dialTimeout)); err != nil && !errors.Is(err, amqp.ErrClosed) {
-				c.logger.Debug("closing the connection", "error", err)
-			}
+			closeWithin(conn, socket, closeTimeout)
 			return
 		}
 	}
+}
+
+// closeWithin says goodbye, and hangs up when nobody answers. A broker under an alarm
+// does not read the goodbye of a publisher but still sends heartbeats, and each of them
+// moves the deadline that the client's own CloseDeadline sets.
+func closeWithin(conn *amqp.Connection, socket net.Conn, timeout time.Duration) {
+	hangUp := time.AfterFunc(timeout, func() { _ = socket.Close() })
+	defer hangUp.Stop()
+	_ = conn.Close() // lost already, or hung up
 }
 
 func (c *Connection) set(live *amqp.Connection, err error) {
