@@ -7,23 +7,23 @@ import (
 )
 
 var (
-	// ErrOrderNotFound: no order has this id (yet: a timer may overtake a slow commit).
+	// ErrOrderNotFound says: no order has this id (yet: a timer may overtake a slow commit).
 	ErrOrderNotFound = errors.New("unknown order")
 
-	// ErrNotPending: the decision needs a pending order and this one is paid or closed.
+	// ErrNotPending says: the decision needs a pending order and this one is paid or closed.
 	ErrNotPending = errors.New("order is not pending")
 
-	// ErrUnavailable: something that handling depends on (database, mail server) is
+	// ErrUnavailable says: something that handling depends on (database, mail server) is
 	// away. Adapters wrap it around their driver's error. Waiting helps, counting does not.
 	ErrUnavailable = errors.New("dependency unavailable")
 
-	// ErrPanic: the handler panicked. It is tried again like any other failure.
+	// ErrPanic says: the handler panicked. It is tried again like any other failure.
 	ErrPanic = errors.New("panic")
 
-	// ErrPermanent: trying again cannot help.
+	// ErrPermanent says: trying again cannot help.
 	ErrPermanent = errors.New("permanent failure")
 
-	// ErrMalformed: a message that does not follow its contract. It is an ErrPermanent.
+	// ErrMalformed says: a message that does not follow its contract. It is an ErrPermanent.
 	ErrMalformed error = permanentError("malformed message")
 )
 
@@ -44,7 +44,7 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: got %#v, allowed: %s", e.Field, e.Got, e.Allowed)
 }
 
-// NotDueError: the order must not be closed before DueAt.
+// NotDueError says: the order must not be closed before DueAt.
 type NotDueError struct {
 	OrderID   OrderID
 	DueAt     time.Time
@@ -55,7 +55,7 @@ func (e *NotDueError) Error() string {
 	return fmt.Sprintf("order %s is due at %s, in %s", e.OrderID, e.DueAt.UTC().Format(time.RFC3339Nano), e.Remaining)
 }
 
-// SoldOutError: fewer units are available than one line asks for. Nothing was taken.
+// SoldOutError says: fewer units are available than one line asks for. Nothing was taken.
 type SoldOutError struct {
 	SKU       string
 	Requested int64
@@ -66,7 +66,7 @@ func (e *SoldOutError) Error() string {
 	return fmt.Sprintf("sku %s is sold out: requested %d, available %d", e.SKU, e.Requested, e.Available)
 }
 
-// UnsupportedEventError: an event of a type or version that this release does not
+// UnsupportedEventError says: an event of a type or version that this release does not
 // know. It is permanent for this release; a later one may replay the message.
 type UnsupportedEventError struct {
 	Type    string

@@ -67,16 +67,29 @@ type RefundDue struct {
 	Reason    RefundReason `json:"reason,omitempty"`
 }
 
-// Type and Order make them events.
+// Type implements Event.
 func (OrderTimeout) Type() EventType { return TypeOrderTimeout }
-func (OrderPaid) Type() EventType    { return TypeOrderPaid }
-func (OrderClosed) Type() EventType  { return TypeOrderClosed }
-func (RefundDue) Type() EventType    { return TypeRefundDue }
 
+// Type implements Event.
+func (OrderPaid) Type() EventType { return TypeOrderPaid }
+
+// Type implements Event.
+func (OrderClosed) Type() EventType { return TypeOrderClosed }
+
+// Type implements Event.
+func (RefundDue) Type() EventType { return TypeRefundDue }
+
+// Order implements Event.
 func (e OrderTimeout) Order() OrderID { return e.OrderID }
-func (e OrderPaid) Order() OrderID    { return e.OrderID }
-func (e OrderClosed) Order() OrderID  { return e.OrderID }
-func (e RefundDue) Order() OrderID    { return e.OrderID }
+
+// Order implements Event.
+func (e OrderPaid) Order() OrderID { return e.OrderID }
+
+// Order implements Event.
+func (e OrderClosed) Order() OrderID { return e.OrderID }
+
+// Order implements Event.
+func (e RefundDue) Order() OrderID { return e.OrderID }
 
 // envelope is what every body begins with.
 type envelope struct {

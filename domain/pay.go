@@ -38,7 +38,7 @@ const (
 	RefundAlreadyPaid RefundReason = "already_paid" // another payment had paid the order
 )
 
-// AmountMismatchError: the payment is not the order's total in the order's currency.
+// AmountMismatchError says: the payment is not the order's total in the order's currency.
 // Nothing was recorded.
 type AmountMismatchError struct {
 	Got, Want                 int64

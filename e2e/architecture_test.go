@@ -29,8 +29,10 @@ func TestImportDirections(t *testing.T) {
 	packages := 0
 	for dec := json.NewDecoder(out); ; packages++ {
 		var p struct {
-			ImportPath                         string
-			Imports, TestImports, XTestImports []string
+			ImportPath   string   `json:"ImportPath"`
+			Imports      []string `json:"Imports"`
+			TestImports  []string `json:"TestImports"`
+			XTestImports []string `json:"XTestImports"`
 		}
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
 			break

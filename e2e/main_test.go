@@ -13,4 +13,4 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func units(n int64) *int64 { return &n }
+func units(n int64) *int64 { return new(n) }

@@ -122,7 +122,7 @@ func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConf
 		Count:     a.outcomes,
 	}
 	a.workers = append(a.workers, func(ctx context.Context) error {
-		if await(ctx, logger, func(context.Context) error { return a.keeper.Ready() }) != nil {
+		if !await(ctx, logger, func(context.Context) error { return a.keeper.Ready() }) {
 			return nil // the end came first
 		}
 		router, err := message.NewRouter(message.RouterConfig{CloseTimeout: routerDrain}, watermill.NewSlogLogger(logger))
@@ -180,7 +180,7 @@ func (a *app) run(ctx context.Context) error {
 // work starts the workers once the schema is there: a message that meets no table
 // would climb the ladder for nothing.
 func (a *app) work(ctx context.Context) error {
-	if await(ctx, a.logger, a.db.CheckSchema) != nil {
+	if !await(ctx, a.logger, a.db.CheckSchema) {
 		return nil // the end came first
 	}
 	a.schema.Store(true)
@@ -199,13 +199,13 @@ func (a *app) work(ctx context.Context) error {
 // startRetry is how often a missing dependency is looked for at the start.
 const startRetry = 200 * time.Millisecond
 
-// await returns nil once ready does, and an error when ctx ends first. It logs each
-// new cause of waiting once.
-func await(ctx context.Context, logger *slog.Logger, ready func(context.Context) error) error {
+// await reports true once ready returns nil, and false when ctx ends first. It logs
+// each new cause of waiting once.
+func await(ctx context.Context, logger *slog.Logger, ready func(context.Context) error) bool {
 	for last := ""; ; {
 		err := ready(ctx)
 		if err == nil {
-			return nil
+			return true
 		}
 		if text := err.Error(); text != last && ctx.Err() == nil {
 			logger.Warn("not ready to start, waiting", "error", err)
@@ -214,7 +214,7 @@ func await(ctx context.Context, logger *slog.Logger, ready func(context.Context)
 		select {
 		case <-time.After(startRetry):
 		case <-ctx.Done():
-			return ctx.Err()
+			return false
 		}
 	}
 }
@@ -223,7 +223,7 @@ func await(ctx context.Context, logger *slog.Logger, ready func(context.Context)
 // found and removed later.
 func (a *app) recordDelays(ctx context.Context) error {
 	store := postgres.NewDelayQueues(a.db)
-	_ = await(ctx, a.logger, func(ctx context.Context) error { // the end may come first
+	await(ctx, a.logger, func(ctx context.Context) error { // the end may come first
 		return store.Record(ctx, a.topology.Namespace(), a.delays.delays().All())
 	})
 	return nil

@@ -46,19 +46,19 @@ func story(s *stage, began time.Time) {
 	for _, p := range shop.Run("order", "relay", "closer", "notifier") {
 		p.OnLine(t.follow)
 	}
-	t.say("demo", "order, relay, closer and notifier are up")
+	t.sayf("demo", "order, relay, closer and notifier are up")
 
 	ten := int64(10)
 	shop.SetStock("tea", &ten)
-	t.say("order", "10 units of tea in stock")
+	t.sayf("order", "10 units of tea in stock")
 	place := func(name string) order {
 		placed := order{shop.Place(window, harness.Line{SKU: "tea", Quantity: 2, UnitPrice: 450}), name}
 		t.name(placed)
-		t.say("order", "%s placed: 2 tea, 9.00 EUR, to be paid by %s", name, placed.DueAt.Format("15:04:05.000"))
+		t.sayf("order", "%s placed: 2 tea, 9.00 EUR, to be paid by %s", name, placed.DueAt.Format("15:04:05.000"))
 		return placed
 	}
 	paid, left, raced := place("order 1"), place("order 2"), place("order 3")
-	t.say("order", "%d units of tea are left while 6 are held", available(shop))
+	t.sayf("order", "%d units of tea are left while 6 are held", available(shop))
 
 	pay(s, shop, t, paid)
 	time.Sleep(time.Until(raced.DueAt)) // the instant at which its timer fires
@@ -74,7 +74,7 @@ func story(s *stage, began time.Time) {
 	shop.AwaitMails(mails)
 	shop.AwaitSettled()
 	shop.AwaitQuiet(0)
-	t.say("demo", "all queues and the outbox are empty")
+	t.sayf("demo", "all queues and the outbox are empty")
 	verify(s, shop, paid, left, raced, lost)
 	shop.CheckInvariants(map[string]int64{"tea": 10})
 	shop.CheckMails(mails)
@@ -95,9 +95,9 @@ func pay(s *stage, shop *harness.Shop, t *timeline, o order) harness.PaymentAnsw
 		s.Fatalf("paying %s: status %d, %v", o.name, status, err)
 	}
 	if answer.Outcome == "refund_due" {
-		t.say("order", "%s: the money came when it was closed already, a refund is asked for", o.name)
+		t.sayf("order", "%s: the money came when it was closed already, a refund is asked for", o.name)
 	} else {
-		t.say("order", "%s: paid, %s", o.name, relative(time.Until(o.DueAt)))
+		t.sayf("order", "%s: paid, %s", o.name, relative(time.Until(o.DueAt)))
 	}
 	return answer
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 )
 
@@ -39,8 +40,8 @@ func (s *stage) check() {
 }
 
 func (s *stage) cleanUp() {
-	for i := len(s.cleanups) - 1; i >= 0; i-- {
-		s.cleanups[i]()
+	for _, cleanup := range slices.Backward(s.cleanups) {
+		cleanup()
 	}
 }
 

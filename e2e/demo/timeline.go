@@ -21,7 +21,7 @@ func (t *timeline) name(o order) {
 	t.names[o.ID] = o.name
 }
 
-func (t *timeline) say(component, format string, args ...any) {
+func (t *timeline) sayf(component, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.print(component, fmt.Sprintf(format, args...))
@@ -34,8 +34,14 @@ func (t *timeline) print(component, text string) {
 // follow turns a service's log line into a line of the story, if it belongs to it.
 func (t *timeline) follow(line []byte) {
 	var entry struct {
-		Msg, Late, Waited, Kind, Result, Type, Service, Wait, Outcome string
-		OrderID                                                       string `json:"order_id"`
+		Msg     string `json:"msg"`
+		OrderID string `json:"order_id"`
+		Late    string `json:"late"`
+		Waited  string `json:"waited"`
+		Wait    string `json:"wait"`
+		Type    string `json:"type"`
+		Kind    string `json:"kind"`
+		Result  string `json:"result"`
 	}
 	if json.Unmarshal(line, &entry) != nil {
 		return

@@ -29,8 +29,8 @@ const usage = `usage: go run ./e2e/dev exec COMMAND [ARGUMENTS]   run a command 
 func main() {
 	// exec hands signals on to the command; up and down are short.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	code, err := run(ctx, os.Args[1:])
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "dev:", err)
 	}
@@ -85,8 +85,7 @@ func (s *stack) exec(ctx context.Context, args []string) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // it may be gone already
 	defer stop()
 	err = cmd.Wait()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(1, exit.ExitCode()), nil
 	}
 	return exitCode(err)

@@ -156,7 +156,7 @@ func get(url string) error {
 	return err
 }
 
-// Metrics returns the text of a service's metrics.
+// MetricsText returns the text of a service's metrics.
 func (p *Process) MetricsText() string {
 	p.t.Helper()
 	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+p.Metrics+"/metrics", nil)

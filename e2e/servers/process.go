@@ -139,8 +139,11 @@ func FreePort() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	return port, listener.Close()
+	addr, ok := listener.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0, errors.Join(fmt.Errorf("not a TCP address: %s", listener.Addr()), listener.Close())
+	}
+	return addr.Port, listener.Close()
 }
 
 // Answers reports whether something listens on a port of this machine.

@@ -38,8 +38,7 @@ func classify(err error) error {
 }
 
 func away(err error) bool {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return awayCode(pgErr.Code)
 	}
 	if errors.Is(err, context.Canceled) {

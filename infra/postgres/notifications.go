@@ -24,7 +24,7 @@ type NotificationKey struct {
 	Reference string // tells apart what there can be several of, such as a payment; else empty
 }
 
-// ErrClaimed: another sender has the mail in hand. It is a domain.ErrUnavailable: the
+// ErrClaimed says: another sender has the mail in hand. It is a domain.ErrUnavailable: the
 // message waits until that sender is done or its claim ran out.
 var ErrClaimed = fmt.Errorf("another sender has this mail in hand: %w", domain.ErrUnavailable)
 

@@ -25,7 +25,7 @@ type IdempotencyKey struct {
 	Hash []byte // of the request: the same key must come with the same request
 }
 
-// ErrKeyReused: the idempotency key was used for a different request.
+// ErrKeyReused says: the idempotency key was used for a different request.
 var ErrKeyReused = errors.New("idempotency key was used for a different request")
 
 // Place decides and stores a new order. With a key that placed an order before it

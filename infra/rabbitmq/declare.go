@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// MismatchError: a queue exists with another argument than the topology wants. The
+// MismatchError says: a queue exists with another argument than the topology wants. The
 // broker cannot change it; the queue must be drained and removed, or the name or the
 // namespace changed.
 type MismatchError struct {

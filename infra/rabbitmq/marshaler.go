@@ -34,7 +34,7 @@ const (
 	maxHeaders     = 64 << 10 // all of them together must fit one frame of 128 KiB
 )
 
-// ErrTooLarge: the message cannot be sent, now or later.
+// ErrTooLarge says: the message cannot be sent, now or later.
 var ErrTooLarge = errors.New("message is too large")
 
 // Marshaler maps between Watermill and AMQP. Unlike watermill-amqp's default it takes

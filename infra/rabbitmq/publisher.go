@@ -24,7 +24,7 @@ const (
 	publishTimeout = 10 * time.Second
 )
 
-// UnroutableError: the broker took the message, and no queue did. It is the sender's
+// UnroutableError says: the broker took the message, and no queue did. It is the sender's
 // or the topology's fault; the broker has dropped the message.
 type UnroutableError struct {
 	Route  Route
@@ -35,7 +35,7 @@ func (e *UnroutableError) Error() string {
 	return fmt.Sprintf("no queue took a message to exchange %q with key %q: %s", e.Route.Exchange, e.Route.Key, e.Reason)
 }
 
-// RefusedError: the broker closed the channel over this message, for example because
+// RefusedError says: the broker closed the channel over this message, for example because
 // its exchange does not exist.
 type RefusedError struct {
 	Route  Route
@@ -108,8 +108,7 @@ func (p *Publisher) publishChunk(ctx context.Context, chunk []Outgoing) []error 
 		return errs
 	}
 	for i, err := range errs {
-		var refused *RefusedError
-		if errors.As(err, &refused) {
+		if _, refused := errors.AsType[*RefusedError](err); refused {
 			errs[i] = p.pipeline(ctx, chunk[i:i+1])[0]
 		}
 	}

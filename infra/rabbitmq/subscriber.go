@@ -137,7 +137,7 @@ type subscription struct {
 	conn     *Connection
 	config   SubscriberConfig
 	logger   *slog.Logger
-	values   context.Context // the subscriber's context without its end
+	values   context.Context //nolint:containedctx // parent of the messages' contexts, for its values; it has no end
 	out      chan *message.Message
 	nackWait *nackDelay
 	deaf     *atomic.Int64
@@ -241,9 +241,8 @@ type inHand struct {
 	answers   chan answer
 	open      sync.WaitGroup // messages in hand
 	count     atomic.Int64
-	finishing chan struct{}   // no more messages come
-	aborted   context.Context // what is still in hand is given up
-	abort     context.CancelFunc
+	finishing chan struct{} // no more messages come
+	aborted   chan struct{} // what is still in hand is given up
 	stopped   chan struct{} // every answer is written
 }
 
@@ -253,8 +252,7 @@ type answer struct {
 }
 
 func newInHand(ch *amqp.Channel, window int, logger *slog.Logger) *inHand {
-	h := &inHand{ch: ch, logger: logger, answers: make(chan answer, window), finishing: make(chan struct{}), stopped: make(chan struct{})}
-	h.aborted, h.abort = context.WithCancel(context.Background())
+	h := &inHand{ch: ch, logger: logger, answers: make(chan answer, window), finishing: make(chan struct{}), aborted: make(chan struct{}), stopped: make(chan struct{})}
 	go h.write(newAcks(window))
 	return h
 }
@@ -277,7 +275,7 @@ func (h *inHand) add(tag uint64, msg *message.Message, cancel context.CancelFunc
 			case <-h.finishing:
 			}
 			h.answers <- answer{tag, false}
-		case <-h.aborted.Done():
+		case <-h.aborted:
 		}
 	}()
 }
@@ -298,7 +296,7 @@ func (h *inHand) finish(timeout time.Duration) int64 {
 	case <-time.After(timeout):
 	}
 	left := h.count.Load()
-	h.abort()
+	close(h.aborted)
 	<-allDone
 	close(h.answers)
 	<-h.stopped

@@ -133,8 +133,8 @@ func TestSubscriptionSurvivesCutConnections(t *testing.T) {
 	var held []*message.Message
 	for i := 0; len(seen) < total; i++ {
 		msg := receive(t, messages)
-		switch {
-		case i%8 == 3:
+		switch i % 8 {
+		case 3:
 			held = append(held, msg) // answered only after the cut
 			f.conn.Cut()
 			for _, late := range held {

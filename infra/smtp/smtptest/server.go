@@ -3,6 +3,7 @@ package smtptest
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -74,7 +75,7 @@ type Server struct {
 // New starts a server.
 func New(t testing.TB, options ...Option) *Server {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("mail server for the test: %v", err)
 	}
