@@ -1,0 +1,107 @@
+package domain_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/ordertimeout/domain"
+)
+
+// Of all combinations of status and times only the three that decisions can make are
+// taken back from the store.
+func TestIllegalStatesCannotBeRehydrated(t *testing.T) {
+	t.Parallel()
+	due := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	legal := 0
+	for _, status := range []domain.Status{{}, domain.Pending, domain.Paid, domain.Closed} {
+		for _, paidAt := range []time.Time{{}, due} {
+			for _, closedAt := range []time.Time{{}, due.Add(-1), due} {
+				for _, by := range []domain.ClosedBy{{}, domain.ByTimer} {
+					s := domain.Snapshot{
+						ID: someID, Status: status, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
+						Lines: []domain.Line{{SKU: "a", Quantity: 2, Held: 2}}, Window: time.Minute, DueAt: due,
+						PaidAt: paidAt, ClosedAt: closedAt, ClosedBy: by,
+					}
+					want := status == domain.Pending && paidAt.IsZero() && closedAt.IsZero() && by == domain.ClosedBy{} ||
+						status == domain.Paid && !paidAt.IsZero() && closedAt.IsZero() && by == domain.ClosedBy{} ||
+						status == domain.Closed && paidAt.IsZero() && closedAt.Equal(due) && by == domain.ByTimer
+					if _, err := domain.Rehydrate(s); (err == nil) != want {
+						t.Errorf("%s, paid %s, closed %s by %s: %v", status, paidAt, closedAt, by, err)
+					}
+					if want {
+						legal++
+					}
+				}
+			}
+		}
+	}
+	if legal != 3 {
+		t.Errorf("%d legal states, want 3", legal)
+	}
+}
+
+func placement() domain.Placement {
+	return domain.Placement{
+		ID: someID, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
+		Lines: []domain.Line{{SKU: "a", Quantity: 1, UnitPrice: 1}}, Window: time.Minute,
+	}
+}
+
+func TestPlacingNamesTheBadField(t *testing.T) {
+	t.Parallel()
+	stock := map[string]domain.Stock{"a": {SKU: "a", Available: math.MaxInt64}, "b": {SKU: "b", Unlimited: true}}
+	line := func(l domain.Line) func(*domain.Placement) {
+		return func(p *domain.Placement) { p.Lines = []domain.Line{l} }
+	}
+	for field, change := range map[string]func(*domain.Placement){
+		"order_id":            func(p *domain.Placement) { p.ID = "x" },
+		"customer.id":         func(p *domain.Placement) { p.Customer.ID = "" },
+		"customer.email":      func(p *domain.Placement) { p.Customer.Email = "A <a@example.com>" },
+		"currency":            func(p *domain.Placement) { p.Currency = "eur" },
+		"payment_window":      func(p *domain.Placement) { p.Window = 0 },
+		"lines":               func(p *domain.Placement) { p.Lines = nil },
+		"lines[0].sku":        line(domain.Line{SKU: "ä", Quantity: 1}),
+		"lines[0].quantity":   line(domain.Line{SKU: "a"}),
+		"lines[0].unit_price": line(domain.Line{SKU: "a", Quantity: 1, UnitPrice: -1}),
+		"lines[1].sku": func(p *domain.Placement) {
+			p.Lines = []domain.Line{{SKU: "a", Quantity: 1}, {SKU: "a", Quantity: 1}}
+		},
+	} {
+		p := placement()
+		change(&p)
+		_, err := domain.Place(p, stock, time.Unix(0, 0))
+		var fieldErr *domain.FieldError
+		if !errors.As(err, &fieldErr) || fieldErr.Field != field || !strings.Contains(err.Error(), "allowed: ") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	unknown := placement()
+	unknown.Lines = append(unknown.Lines, domain.Line{SKU: "nobody-sells-it", Quantity: 1})
+	var fieldErr *domain.FieldError
+	if _, err := domain.Place(unknown, stock, time.Unix(0, 0)); !errors.As(err, &fieldErr) || fieldErr.Field != "lines[1].sku" {
+		t.Errorf("unknown sku: %v", err)
+	}
+}
+
+// Two lines at both limits fit into 64 bits; what would not is refused, not wrapped.
+func TestTotalsDoNotOverflow(t *testing.T) {
+	t.Parallel()
+	stock := map[string]domain.Stock{}
+	p := placement()
+	p.Lines = nil
+	for _, sku := range strings.Split("abcdefghij", "") {
+		stock[sku] = domain.Stock{SKU: sku, Unlimited: true}
+		p.Lines = append(p.Lines, domain.Line{SKU: sku, Quantity: domain.MaxQuantity, UnitPrice: domain.MaxUnitPrice})
+	}
+	if _, err := domain.Place(p, stock, time.Unix(0, 0)); err == nil || !strings.HasPrefix(err.Error(), "lines: ") {
+		t.Errorf("ten lines at the limit: %v", err)
+	}
+	p.Lines = p.Lines[:9]
+	order, err := domain.Place(p, stock, time.Unix(0, 0))
+	if err != nil || order.Snapshot().TotalAmount() != 9*domain.MaxQuantity*domain.MaxUnitPrice {
+		t.Errorf("nine lines at the limit: %v", err)
+	}
+}
