@@ -31,6 +31,10 @@ func TestHopPlan(t *testing.T) {
 			smallest = min(smallest, tier)
 		}
 		remaining := time.Duration(rapid.Int64Range(1, int64(100*all[len(all)-1])).Draw(t, "remaining"))
+		if rapid.Bool().Draw(t, "just below a delay") {
+			below := time.Duration(rapid.Int64Range(0, int64(4*smallest)).Draw(t, "by"))
+			remaining = max(1, rapid.SampledFrom(all).Draw(t, "delay")-below)
+		}
 		// As often as each delay fits into the next longer one, and the longest into the rest.
 		bound := int(remaining/all[len(all)-1]) + 2
 		for i := 1; i < len(all); i++ {
