@@ -77,6 +77,9 @@ func TestHopPlanOfTheDefaultTiers(t *testing.T) {
 			t.Errorf("a window's timer that is relayed %s late takes a hop of %s first", late, got)
 		}
 	}
+	if got := plan.Next(30*time.Minute - time.Second - 1); got != 5*time.Minute {
+		t.Errorf("a timer would fire later than the smallest tier allows: next is %s", got)
+	}
 }
 
 func TestDelaysAreReadExactlyOrRefused(t *testing.T) {
