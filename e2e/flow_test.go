@@ -74,7 +74,7 @@ func TestLateMoneyIsRefundedOnce(t *testing.T) {
 	shop.SetStock("seat", units(1))
 	order := shop.Place("300ms", harness.Line{SKU: "seat", Quantity: 1, UnitPrice: 9900})
 	shop.AwaitCount(1, `SELECT count(*) FROM orders WHERE status = 'closed'`)
-	next := shop.Place("30m", harness.Line{SKU: "seat", Quantity: 1, UnitPrice: 9900}) // the freed seat is sold again
+	next := shop.Place("3s", harness.Line{SKU: "seat", Quantity: 1, UnitPrice: 9900}) // the freed seat is sold again
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {

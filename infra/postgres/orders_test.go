@@ -213,6 +213,33 @@ func TestPayAndCloseAtOnce(t *testing.T) {
 	w.conserved(map[string]int64{"a": 100})
 }
 
+// Orders with the same SKUs in opposite orders are closed at once: stock is locked in one
+// order, so none of them has to be sacrificed.
+func TestClosingTakesLocksInOneOrder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setStock("a", 1000)
+	w.setStock("b", 1000)
+	orders := make([]*domain.Order, 200)
+	for i := range orders {
+		lines := [][]domain.Line{{line("a", 1), line("b", 1)}, {line("b", 1), line("a", 1)}}[i%2]
+		orders[i] = w.place(time.Millisecond, lines...)
+	}
+	together(len(orders), func(i int) {
+		if closed, err := w.closeOrder(orders[i].ID()); !closed || err != nil {
+			t.Errorf("closed %v, %v", closed, err)
+		}
+	})
+	w.conserved(map[string]int64{"a": 1000, "b": 1000})
+	w.db.Pool().Reset() // sessions report what they counted when they end
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && w.count(`SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()`) < 400; {
+		<-time.After(50 * time.Millisecond)
+	}
+	if n := w.count(`SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`); n != 0 {
+		t.Errorf("%d deadlocks", n)
+	}
+}
+
 func TestRepeatedDecisionsHappenOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
