@@ -85,13 +85,17 @@ func TestHopPlanOfTheDefaultTiers(t *testing.T) {
 func TestDelaysAreReadExactlyOrRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
-		"30m": 30 * time.Minute, "1.5s": 1500 * time.Millisecond, "720h": 720 * time.Hour, " 2s ": 2 * time.Second,
+		"30m": 30 * time.Minute, "1.5s": 1500 * time.Millisecond, "720h": 720 * time.Hour,
 		"1ms": time.Millisecond, "1193h2m47.295s": domain.MaxDelay,
 	} {
 		var w domain.Windows
 		if err := w.UnmarshalText([]byte(text)); err != nil || w.Default() != want {
 			t.Errorf("%q: got %v, %v", text, w, err)
 		}
+	}
+	spaced := domain.Windows{}
+	if err := spaced.UnmarshalText([]byte(" 30m , 10m ")); err != nil || spaced.String() != "30m,10m" {
+		t.Errorf("spaces between delays: %v, %v", spaced, err)
 	}
 	for _, text := range []string{"", "30", "1800000", "0", "0s", "-1m", "1500us", "1200h", "20y", "30m,,10m", "30m,30m", "30m,30", "1193h2m47.296s", "\xff"} {
 		for name, target := range map[string]interface{ UnmarshalText([]byte) error }{"windows": new(domain.Windows), "tiers": new(domain.Tiers), "ladder": new(domain.Ladder)} {

@@ -104,10 +104,9 @@ func (s *shop) pay(t *rapid.T) {
 		return // the store knows it and changes nothing
 	}
 	refund, err := h.order.Pay(p, s.now)
-	var mismatch *domain.AmountMismatchError
 	switch {
 	case snapshot.Status == domain.Pending && p.Amount != snapshot.TotalAmount():
-		if !errors.As(err, &mismatch) {
+		if _, ok := errors.AsType[*domain.AmountMismatchError](err); !ok {
 			t.Fatalf("wrong amount: %v", err)
 		}
 		s.refused(t, h, snapshot)

@@ -12,6 +12,7 @@ import (
 
 	"example.com/ordertimeout/e2e/harness"
 	"example.com/ordertimeout/infra/rabbitmq"
+	"example.com/ordertimeout/infra/rabbitmq/rabbitmqtest"
 )
 
 // Whatever lands on the timeout queue, nothing spins and nothing is swallowed: what
@@ -23,7 +24,7 @@ func TestStrangeMessagesAreParked(t *testing.T) {
 	shop.Command("migrate")
 	shop.Run("all")
 	shop.SetStock("tea", units(1000))
-	timer := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+	timer := fmt.Sprintf
 	id := uuid.NewString()
 	bodies := map[string]string{ // body -> class
 		"":                                       "malformed",
@@ -47,15 +48,7 @@ func TestStrangeMessagesAreParked(t *testing.T) {
 		timer(`{"type":"order.timeout","version":1,"order_id":%q}`, uuid.NewString()):            "unknown_order",
 		`{"type":"order.timeout","version":1,"order_id":"` + strings.Repeat("x", 900_000) + `"}`: "malformed",
 	}
-	conn, err := amqp.Dial(shop.AMQPURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	ch, err := conn.Channel()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := rabbitmqtest.Channel(t)
 	for body := range bodies {
 		err := ch.PublishWithContext(context.Background(), "", shop.Topology.Queue(rabbitmq.Closer), true, false,
 			amqp.Publishing{Body: []byte(body), Headers: amqp.Table{"x-death": "nonsense", "tries": int32(3)}})
@@ -96,15 +89,7 @@ func TestRepeatedTimersCloseOnce(t *testing.T) {
 	shop.Run("order", "relay", "closer", "closer", "closer", "notifier")
 	shop.SetStock("tea", units(10))
 	order := shop.Place("300ms", harness.Line{SKU: "tea", Quantity: 3, UnitPrice: 1})
-	conn, err := amqp.Dial(shop.AMQPURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	ch, err := conn.Channel()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := rabbitmqtest.Channel(t)
 	deliver := func() {
 		for range 20 {
 			body := fmt.Sprintf(`{"type":"order.timeout","version":1,"order_id":%q}`, order.ID)
@@ -144,15 +129,7 @@ func TestDeletedQueueAndUnsendableRow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := amqp.Dial(shop.AMQPURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	ch, err := conn.Channel()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ch := rabbitmqtest.Channel(t)
 	if _, err := ch.QueueDelete(shop.Topology.DelayQueue(300*time.Millisecond), false, false, false); err != nil {
 		t.Fatal(err)
 	}
