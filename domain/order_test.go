@@ -92,7 +92,7 @@ func TestTotalsDoNotOverflow(t *testing.T) {
 	stock := map[string]domain.Stock{}
 	p := placement()
 	p.Lines = nil
-	for _, sku := range strings.SplitSeq("abcdefghij", "") {
+	for sku := range strings.SplitSeq("abcdefghij", "") {
 		stock[sku] = domain.Stock{SKU: sku, Unlimited: true}
 		p.Lines = append(p.Lines, domain.Line{SKU: sku, Quantity: domain.MaxQuantity, UnitPrice: domain.MaxUnitPrice})
 	}
