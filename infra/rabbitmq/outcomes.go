@@ -85,11 +85,13 @@ func (o Outcomes) Middleware(next message.HandlerFunc) message.HandlerFunc {
 func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 	failed := attempts(msg)
 	wait := newHold()
-	for {
+	for held := false; ; held = true {
 		err := recovering(next, msg)
 		decision := domain.Decide(err, failed, o.Ladder)
 		o.Count.WithLabelValues(string(o.Consumer), decision.Outcome.String(), decision.Class).Inc()
-		o.log(msg, decision, err)
+		if !held || decision.Outcome != domain.Hold { // an outage is one line a message
+			o.log(msg, decision, err)
+		}
 		switch decision.Outcome {
 		case domain.Done:
 			return nil

@@ -95,7 +95,12 @@ func New(c Config, outbox Outbox, publisher Publisher, t rabbitmq.Topology, reg 
 
 // Run relays until ctx ends. A batch in hand is finished first.
 func (r *Relay) Run(ctx context.Context) error {
-	go r.watchBacklog(ctx)
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		r.watchBacklog(ctx)
+	}()
+	defer func() { <-watching }()
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = backoffFirst, backoffMost
 	for ctx.Err() == nil {
