@@ -111,7 +111,11 @@ func (a *app) connect() error {
 func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConfig, handle message.NoPublishHandlerFunc) {
 	logger := a.logger.With("service", string(consumer))
 	subscriber := rabbitmq.NewSubscriber(a.consuming, config, logger)
-	a.check(string(consumer)+" subscription", func(context.Context) error { return subscriber.Ready() })
+	a.checks = append(a.checks, telemetry.Check{
+		Name:  string(consumer) + " subscription",
+		Ready: func(context.Context) error { return subscriber.Ready() },
+		Alive: subscriber.Alive,
+	})
 	outcomes := rabbitmq.Outcomes{
 		Consumer:  consumer,
 		Topology:  a.topology,
@@ -151,7 +155,7 @@ func (a *app) serveAPI(addr string, api *order.Handler) {
 			return err
 		}
 		listening.Store(true)
-		api.Handle("GET /healthz", telemetry.Healthz())
+		api.Handle("GET /healthz", telemetry.Healthz(a.checks))
 		api.Handle("GET /readyz", telemetry.Readyz(a.checks))
 		return httpserver.Serve(ctx, listener, api, a.logger.With("service", "order"))
 	})

@@ -45,6 +45,7 @@ type Connection struct {
 
 	mu      sync.Mutex
 	live    *amqp.Connection // nil while there is none
+	upSince time.Time        // when live was connected
 	blocked string           // the broker's reason while it blocks publishers
 	lastErr error            // why there is no live connection
 	changed chan struct{}    // closed and replaced when live changes
@@ -99,6 +100,16 @@ func (c *Connection) Ready() error {
 	default:
 		return nil
 	}
+}
+
+// up returns how long the connection has been there, 0 while there is none.
+func (c *Connection) up() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.live == nil || c.live.IsClosed() {
+		return 0
+	}
+	return time.Since(c.upSince)
 }
 
 // blockedError returns an error while the broker blocks publishers.
@@ -218,7 +229,7 @@ func closeWithin(conn *amqp.Connection, socket net.Conn, timeout time.Duration) 
 func (c *Connection) set(live *amqp.Connection, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.live, c.lastErr, c.blocked = live, err, ""
+	c.live, c.lastErr, c.blocked, c.upSince = live, err, "", time.Now()
 	close(c.changed)
 	c.changed = make(chan struct{})
 }

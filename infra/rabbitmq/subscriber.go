@@ -28,6 +28,11 @@ type SubscriberConfig struct {
 	// NackDelay is how long the first of consecutive nacks is held back; it doubles up
 	// to NackDelayMost. Default 100 ms and 5 s.
 	NackDelay, NackDelayMost time.Duration
+
+	// DeafLimit is how long a subscription may have no consumer at a broker that is
+	// there before Alive says that only a restart can help. Default 60 s: six times what
+	// a lost queue needs to come back.
+	DeafLimit time.Duration
 }
 
 func (c SubscriberConfig) withDefaults() SubscriberConfig {
@@ -42,6 +47,9 @@ func (c SubscriberConfig) withDefaults() SubscriberConfig {
 	}
 	if c.NackDelayMost == 0 {
 		c.NackDelayMost = 5 * time.Second
+	}
+	if c.DeafLimit == 0 {
+		c.DeafLimit = time.Minute
 	}
 	return c
 }
@@ -65,7 +73,36 @@ type Subscriber struct {
 	closing chan struct{}
 	closed  bool
 	running sync.WaitGroup
-	deaf    atomic.Int64 // subscriptions without a consumer at the broker
+	deaf    deafness
+}
+
+// deafness counts the subscriptions that have no consumer at the broker.
+type deafness struct {
+	mu    sync.Mutex
+	count int
+	since time.Time // when count left zero
+}
+
+func (d *deafness) begin() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.count == 0 {
+		d.since = time.Now()
+	}
+	d.count++
+}
+
+func (d *deafness) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.count--
+}
+
+// now returns how many are deaf, and since how long one of them has been.
+func (d *deafness) now() (int, time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.count, time.Since(d.since)
 }
 
 var _ message.Subscriber = (*Subscriber)(nil)
@@ -95,7 +132,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s.running.Add(1)
-	s.deaf.Add(1)
+	s.deaf.begin()
 	go func() {
 		defer s.running.Done()
 		defer cancel()
@@ -113,8 +150,18 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 
 // Ready returns nil while every subscription has its consumer at the broker.
 func (s *Subscriber) Ready() error {
-	if n := s.deaf.Load(); n > 0 {
+	if n, _ := s.deaf.now(); n > 0 {
 		return unavailable(fmt.Errorf("%d subscriptions have no consumer at the broker", n))
+	}
+	return nil
+}
+
+// Alive returns an error when a subscription has been deaf for longer than DeafLimit
+// although the broker was there all the time: it does not recover by itself.
+func (s *Subscriber) Alive() error {
+	n, deaf := s.deaf.now()
+	if limit := s.config.DeafLimit; n > 0 && deaf > limit && s.conn.up() > limit {
+		return fmt.Errorf("%d subscriptions have had no consumer for %s", n, deaf.Round(time.Second))
 	}
 	return nil
 }
@@ -140,7 +187,7 @@ type subscription struct {
 	values   context.Context //nolint:containedctx // parent of the messages' contexts, for its values; it has no end
 	out      chan *message.Message
 	nackWait *nackDelay
-	deaf     *atomic.Int64
+	deaf     *deafness
 }
 
 const consumerTag = "ordertimeout"
@@ -148,7 +195,7 @@ const consumerTag = "ordertimeout"
 // run consumes again and again until ctx ends.
 func (s *subscription) run(ctx context.Context) {
 	defer close(s.out)
-	defer s.deaf.Add(-1)
+	defer s.deaf.end()
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = reconnectFirst, reconnectMost
 	for ctx.Err() == nil {
@@ -180,8 +227,8 @@ func (s *subscription) consume(ctx context.Context, established func()) error {
 		return err
 	}
 	established()
-	s.deaf.Add(-1)
-	defer s.deaf.Add(1)
+	s.deaf.end()
+	defer s.deaf.begin()
 
 	inHand := newInHand(ch, s.config.Window, s.logger)
 	for {

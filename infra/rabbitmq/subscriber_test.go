@@ -2,6 +2,7 @@ package rabbitmq_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -115,6 +116,29 @@ func TestSubscriptionSurvivesTheDeletionOfItsQueue(t *testing.T) {
 	msg.Ack()
 	if msg.UUID != sent.UUID {
 		t.Fatalf("got a message that nobody sent: %q %v", msg.Payload, msg.Metadata)
+	}
+}
+
+// A subscription that stays deaf at a broker that is there asks for a restart; one that
+// hears, or whose broker is away, does not.
+func TestDeafSubscriptionIsNotAlive(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	_, hearing := f.subscribe(f.ctx(), f.topology.Queue(rabbitmq.Closer), rabbitmq.SubscriberConfig{DeafLimit: time.Millisecond})
+	eventually(t, hearing.Ready)
+	_, deaf := f.subscribe(f.ctx(), f.topology.Namespace()+".nowhere", rabbitmq.SubscriberConfig{DeafLimit: time.Millisecond})
+	eventually(t, func() error {
+		if deaf.Alive() == nil {
+			return errors.New("a deaf subscription is alive")
+		}
+		return nil
+	})
+	if err := hearing.Alive(); err != nil {
+		t.Error(err)
+	}
+	f.conn.Close()
+	if err := deaf.Alive(); err != nil {
+		t.Errorf("without a broker: %v", err)
 	}
 }
 

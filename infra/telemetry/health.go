@@ -14,17 +14,28 @@ import (
 type Check struct {
 	Name  string
 	Ready func(ctx context.Context) error
+	Alive func() error // nil where a restart cannot help
 }
 
 // checkTimeout bounds one readiness request: a dependency that does not answer by then
 // is away.
 const checkTimeout = 2 * time.Second
 
-// Healthz answers 200 as long as the process serves requests, so that an orchestrator
-// does not restart it over a dependency.
-func Healthz() http.Handler {
+// Healthz answers 200 as long as the process serves requests and 503 where only a
+// restart can help. A dependency that is away is no reason to restart.
+func Healthz(checks []Check) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeStatus(w, http.StatusOK, map[string]string{"status": "ok"})
+		status, body := http.StatusOK, map[string]string{"process": "ok"}
+		for _, check := range checks {
+			if check.Alive == nil {
+				continue
+			}
+			body[check.Name] = "ok"
+			if err := check.Alive(); err != nil {
+				status, body[check.Name] = http.StatusServiceUnavailable, err.Error()
+			}
+		}
+		writeStatus(w, status, body)
 	})
 }
 
@@ -47,7 +58,7 @@ func Readyz(checks []Check) http.Handler {
 // Handler serves /healthz, /readyz and /metrics.
 func Handler(gatherer prometheus.Gatherer, checks []Check) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /healthz", Healthz())
+	mux.Handle("GET /healthz", Healthz(checks))
 	mux.Handle("GET /readyz", Readyz(checks))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
 	return mux
