@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -186,7 +187,7 @@ func checkObject(body []byte) error {
 			return err
 		}
 		name, _ := key.(string)
-		folded := strings.ToLower(name) // encoding/json takes keys in any case
+		folded := foldKey(name)
 		if seen[folded] {
 			return fmt.Errorf("key %q stands twice", clip(name, 64))
 		}
@@ -197,6 +198,18 @@ func checkObject(body []byte) error {
 		}
 	}
 	return nil
+}
+
+// foldKey maps keys that encoding/json takes for the same one to the same text: it
+// ignores case as Unicode folds it, where a long s is an s too.
+func foldKey(name string) string {
+	return strings.Map(func(r rune) rune {
+		least := r
+		for next := unicode.SimpleFold(r); next != r; next = unicode.SimpleFold(next) {
+			least = min(least, next)
+		}
+		return least
+	}, name)
 }
 
 func malformed(format string, args ...any) error {
