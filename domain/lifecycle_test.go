@@ -28,7 +28,7 @@ type history struct {
 	order    *domain.Order
 	released int64 // units that came back
 	refunds  map[string]int
-	left     domain.Status // the final state it was first seen in
+	final    *domain.Snapshot // once paid or closed
 }
 
 const unlimited = "unlimited"
@@ -118,20 +118,27 @@ func (s *shop) pay(t *rapid.T) {
 	}
 	s.payments[p.ID] = true
 	s.store(t, h)
+	if owed := h.refunds[p.ID] > 0; owed != (refund != domain.NoRefund) {
+		t.Fatalf("refund %q, recorded: %v", refund, owed)
+	}
 }
 
 func (s *shop) extend(t *rapid.T) {
 	h := s.pick(t)
 	before := h.order.Snapshot()
 	dueAt := s.now.Add(time.Duration(rapid.IntRange(-100, 1000).Draw(t, "seconds")) * time.Second)
+	if rapid.IntRange(0, 9).Draw(t, "far") == 0 {
+		dueAt = s.now.Add(domain.MaxExtension + time.Duration(rapid.IntRange(0, 1).Draw(t, "too far")))
+	}
+	allowed := before.Status == domain.Pending && dueAt.After(s.now) && !dueAt.After(s.now.Add(domain.MaxExtension))
 	if err := h.order.Extend(dueAt, s.now); err != nil {
-		if before.Status == domain.Pending && dueAt.After(s.now) {
+		if allowed || (before.Status != domain.Pending) != errors.Is(err, domain.ErrNotPending) {
 			t.Fatal(err)
 		}
 		s.refused(t, h, before)
 		return
 	}
-	if before.Status != domain.Pending || !h.order.DueAt().Equal(dueAt) {
+	if !allowed || !h.order.DueAt().Equal(dueAt) {
 		t.Fatalf("a %s order was extended to %s", before.Status, h.order.DueAt())
 	}
 	timers := len(h.order.Changes().Events)
@@ -210,8 +217,8 @@ func (s *shop) check(t *rapid.T) {
 	held, sold := map[string]int64{}, map[string]int64{}
 	for _, h := range s.orders {
 		snapshot := h.order.Snapshot()
-		if h.left != (domain.Status{}) && h.left != snapshot.Status {
-			t.Fatalf("a %s order became %s", h.left, snapshot.Status)
+		if h.final != nil && !reflect.DeepEqual(*h.final, snapshot) {
+			t.Fatalf("%+v became %+v", *h.final, snapshot)
 		}
 		var took int64
 		for _, l := range snapshot.Lines {
@@ -224,7 +231,7 @@ func (s *shop) check(t *rapid.T) {
 			}
 		}
 		if snapshot.Status != domain.Pending {
-			h.left = snapshot.Status
+			h.final = &snapshot
 		}
 		if snapshot.Status == domain.Closed && h.released != took || snapshot.Status != domain.Closed && h.released != 0 {
 			t.Fatalf("a %s order took %d units and gave %d back", snapshot.Status, took, h.released)
