@@ -1,6 +1,7 @@
 package domain_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,11 @@ func TestHopPlan(t *testing.T) {
 			below := time.Duration(rapid.Int64Range(0, int64(4*smallest)).Draw(t, "by"))
 			remaining = max(1, rapid.SampledFrom(all).Draw(t, "delay")-below)
 		}
+		for _, d := range all {
+			if plan.Next(d) != d {
+				t.Fatalf("a timer for %s itself waits %s first", d, plan.Next(d))
+			}
+		}
 		// As often as each delay fits into the next longer one, and the longest into the rest.
 		bound := int(remaining/all[len(all)-1]) + 2
 		for i := 1; i < len(all); i++ {
@@ -60,17 +66,19 @@ func TestHopPlanOfTheDefaultTiers(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := domain.NewDelays(domain.Windows{30 * time.Minute}, tiers)
-	most := 0
-	for left := time.Duration(1); left < 2*time.Hour; left += 997 * time.Millisecond {
-		hops := 0
-		for rest := left; plan.Next(rest) > 0; hops++ {
-			rest -= plan.Next(rest)
+	// Every half second of a day: all delays are whole seconds, so what lies between two
+	// of them goes the same way.
+	const step = 500 * time.Millisecond
+	hops := make([]int, 24*time.Hour/step+1)
+	for i := 1; i < len(hops); i++ {
+		hops[i] = 1
+		if next := plan.Next(time.Duration(i) * step); next < time.Duration(i)*step {
+			hops[i] += hops[i-int(next/step)]
 		}
-		most = max(most, hops)
 	}
-	// 3 of 30m, 5 of 5m, 4 of 1m, 5 of 10s, 9 of 1s and the last second.
-	if most > 27 {
-		t.Errorf("%d hops for a delay below two hours", most)
+	// 47 of 30m, 5 of 5m, 4 of 1m, 5 of 10s and 9 of 1s.
+	if most := slices.Max(hops); most != 70 {
+		t.Errorf("%d hops at most for a delay up to a day, want 70", most)
 	}
 	for _, late := range []time.Duration{0, time.Millisecond, 999 * time.Millisecond, time.Second} {
 		if got := plan.Next(30*time.Minute - late); got != 30*time.Minute {
