@@ -21,22 +21,47 @@ func TestDecide(t *testing.T) {
 		failed int
 		want   domain.Decision
 	}{
-		"handled":           {nil, 1, domain.Decision{Outcome: domain.Done, Attempt: 1}},
-		"early":             {wrap(&domain.NotDueError{Remaining: time.Second}), 1, domain.Decision{Outcome: domain.Redelay, Wait: time.Second, Attempt: 1}},
-		"database away":     {wrap(domain.ErrUnavailable), 2, domain.Decision{Outcome: domain.Hold, Attempt: 2}},
-		"first failure":     {plain, 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "transient"}},
-		"second failure":    {plain, 1, domain.Decision{Outcome: domain.Retry, Wait: time.Minute, Attempt: 2, Class: "transient"}},
-		"third failure":     {plain, 2, domain.Decision{Outcome: domain.Park, Attempt: 3, Class: "transient"}},
-		"far beyond":        {plain, 1000, domain.Decision{Outcome: domain.Park, Attempt: 1001, Class: "transient"}},
-		"malformed":         {wrap(domain.ErrMalformed), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "malformed"}},
-		"another release":   {wrap(&domain.UnsupportedEventError{Type: "x", Version: 2}), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "unsupported_event"}},
-		"permanent":         {wrap(domain.ErrPermanent), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "permanent"}},
-		"unknown order":     {wrap(domain.ErrOrderNotFound), 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "unknown_order"}},
-		"panic":             {wrap(domain.ErrPanic), 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "panic"}},
-		"away and then due": {errors.Join(domain.ErrUnavailable, plain), 0, domain.Decision{Outcome: domain.Hold}},
+		"handled":            {nil, 1, domain.Decision{Outcome: domain.Done, Attempt: 1}},
+		"early":              {wrap(&domain.NotDueError{Remaining: time.Second}), 1, domain.Decision{Outcome: domain.Redelay, Wait: time.Second, Attempt: 1}},
+		"database away":      {wrap(domain.ErrUnavailable), 2, domain.Decision{Outcome: domain.Hold, Attempt: 2}},
+		"first failure":      {plain, 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "transient"}},
+		"second failure":     {plain, 1, domain.Decision{Outcome: domain.Retry, Wait: time.Minute, Attempt: 2, Class: "transient"}},
+		"third failure":      {plain, 2, domain.Decision{Outcome: domain.Park, Attempt: 3, Class: "transient"}},
+		"far beyond":         {plain, 1000, domain.Decision{Outcome: domain.Park, Attempt: 1001, Class: "transient"}},
+		"a stranger's count": {plain, -5, domain.Decision{Outcome: domain.Park, Attempt: -4, Class: "transient"}},
+		"malformed":          {wrap(domain.ErrMalformed), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "malformed"}},
+		"another release":    {wrap(&domain.UnsupportedEventError{Type: "x", Version: 2}), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "unsupported_event"}},
+		"permanent":          {wrap(domain.ErrPermanent), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "permanent"}},
+		"unknown order":      {wrap(domain.ErrOrderNotFound), 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "unknown_order"}},
+		"panic":              {wrap(domain.ErrPanic), 0, domain.Decision{Outcome: domain.Retry, Wait: 10 * time.Second, Attempt: 1, Class: "panic"}},
+		"away and then due":  {errors.Join(domain.ErrUnavailable, plain), 0, domain.Decision{Outcome: domain.Hold}},
 	} {
 		if got := domain.Decide(test.err, test.failed, ladder); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
+		}
+	}
+}
+
+// Names of outcomes and classes are labels of metrics: they stay as they are.
+func TestNamesOfOutcomesAndClasses(t *testing.T) {
+	t.Parallel()
+	for outcome, want := range []string{"done", "redelay", "hold", "retry", "park"} {
+		if got := domain.Outcome(outcome).String(); got != want {
+			t.Errorf("outcome %d is named %q, want %q", outcome, got, want)
+		}
+	}
+	for want, err := range map[string]error{
+		"malformed":         fmt.Errorf("%w: %w", domain.ErrMalformed, domain.ErrOrderNotFound),
+		"unsupported_event": &domain.UnsupportedEventError{},
+		"unknown_order":     domain.ErrOrderNotFound,
+		"permanent":         domain.ErrPermanent,
+		"panic":             domain.ErrPanic,
+		"transient":         errors.New("plain"),
+	} {
+		for _, err := range []error{err, fmt.Errorf("outer: %w", err), errors.Join(errors.New("first"), err)} {
+			if got := domain.Class(err); got != want {
+				t.Errorf("%v: class %q, want %q", err, got, want)
+			}
 		}
 	}
 }
