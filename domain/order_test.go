@@ -86,6 +86,76 @@ func TestPlacingNamesTheBadField(t *testing.T) {
 	}
 }
 
+func TestIllegalDetailsCannotBeRehydrated(t *testing.T) {
+	t.Parallel()
+	for field, change := range map[string]func(*domain.Snapshot){
+		"order_id":       func(s *domain.Snapshot) { s.ID = "x" },
+		"lines[0].held":  func(s *domain.Snapshot) { s.Lines[0].Held = 1 },
+		"lines":          func(s *domain.Snapshot) { s.Lines = nil },
+		"payment_window": func(s *domain.Snapshot) { s.Window = -1 },
+		"status":         func(s *domain.Snapshot) { s.Status = domain.Status{} },
+	} {
+		s := domain.Snapshot{
+			ID: someID, Status: domain.Pending, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
+			Lines: []domain.Line{{SKU: "a", Quantity: 2, Held: 2}}, Window: time.Minute,
+		}
+		if _, err := domain.Rehydrate(s); err != nil {
+			t.Fatal(err)
+		}
+		change(&s)
+		_, err := domain.Rehydrate(s)
+		var fieldErr *domain.FieldError
+		if !errors.As(err, &fieldErr) || fieldErr.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestPaymentNamesTheBadField(t *testing.T) {
+	t.Parallel()
+	good := domain.Payment{ID: strings.Repeat("p", 200), OrderID: someID, Amount: 0, Currency: "EUR"}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string][]func(*domain.Payment){
+		"payment_id": {func(p *domain.Payment) { p.ID = "" }, func(p *domain.Payment) { p.ID += "p" }},
+		"order_id":   {func(p *domain.Payment) { p.OrderID = "" }},
+		"amount":     {func(p *domain.Payment) { p.Amount = -1 }},
+		"currency":   {func(p *domain.Payment) { p.Currency = "eu" }, func(p *domain.Payment) { p.Currency = "EURO" }},
+	} {
+		for _, change := range change {
+			p := good
+			change(&p)
+			var fieldErr *domain.FieldError
+			if err := p.Validate(); !errors.As(err, &fieldErr) || fieldErr.Field != field {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+	}
+}
+
+func TestNamesOfStatesAreReadBack(t *testing.T) {
+	t.Parallel()
+	for _, want := range []domain.Status{domain.Pending, domain.Paid, domain.Closed} {
+		if got, err := domain.ParseStatus(want.String()); err != nil || got != want {
+			t.Errorf("%s: got %s, %v", want, got, err)
+		}
+	}
+	for _, want := range []domain.ClosedBy{domain.ByTimer, domain.BySweep, domain.ByReplay} {
+		if got, err := domain.ParseClosedBy(want.String()); err != nil || got != want {
+			t.Errorf("%s: got %s, %v", want, got, err)
+		}
+	}
+	for _, text := range []string{"", "PAID", "paid ", "expired"} {
+		if _, err := domain.ParseStatus(text); err == nil {
+			t.Errorf("status %q was taken", text)
+		}
+		if _, err := domain.ParseClosedBy(text); err == nil {
+			t.Errorf("closed_by %q was taken", text)
+		}
+	}
+}
+
 // Two lines at both limits fit into 64 bits; what would not is refused, not wrapped.
 func TestTotalsDoNotOverflow(t *testing.T) {
 	t.Parallel()
