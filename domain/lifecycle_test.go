@@ -86,6 +86,7 @@ func (s *shop) place(t *rapid.T) {
 		t.Fatalf("due at %s", order.DueAt())
 	}
 	h := &history{order: order, refunds: map[string]int{}}
+	h.recorded(t, domain.OrderTimeout{OrderID: order.ID(), DueAt: order.DueAt()})
 	s.orders = append(s.orders, h)
 	s.store(t, h)
 }
@@ -117,6 +118,11 @@ func (s *shop) pay(t *rapid.T) {
 		t.Fatalf("%s order: refund %q", snapshot.Status, refund)
 	}
 	s.payments[p.ID] = true
+	if refund == domain.NoRefund {
+		h.recorded(t, domain.OrderPaid{OrderID: p.OrderID, PaymentID: p.ID, PaidAt: s.now})
+	} else {
+		h.recorded(t, domain.RefundDue{OrderID: p.OrderID, PaymentID: p.ID, Amount: p.Amount, Currency: p.Currency, Reason: refund})
+	}
 	s.store(t, h)
 	if owed := h.refunds[p.ID] > 0; owed != (refund != domain.NoRefund) {
 		t.Fatalf("refund %q, recorded: %v", refund, owed)
@@ -168,7 +174,18 @@ func (s *shop) close(t *rapid.T) {
 	case !closed || err != nil:
 		t.Fatalf("due: closed %v, %v", closed, err)
 	default:
+		h.recorded(t, domain.OrderClosed{OrderID: before.ID, ClosedAt: s.now, ClosedBy: by.String()})
+		if after := h.order.Snapshot(); after.ClosedBy != by || !after.ClosedAt.Equal(s.now) {
+			t.Fatalf("closed by %s at %s", after.ClosedBy, after.ClosedAt)
+		}
 		s.store(t, h)
+	}
+}
+
+// recorded checks that the last decision is told in one event.
+func (h *history) recorded(t *rapid.T, want domain.Event) {
+	if got := h.order.Changes().Events; !reflect.DeepEqual(got, []domain.Event{want}) {
+		t.Fatalf("recorded %+v, want %+v", got, want)
 	}
 }
 
