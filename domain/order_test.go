@@ -2,6 +2,7 @@ package domain_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -152,6 +153,49 @@ func TestNamesOfStatesAreReadBack(t *testing.T) {
 		}
 		if _, err := domain.ParseClosedBy(text); err == nil {
 			t.Errorf("closed_by %q was taken", text)
+		}
+	}
+}
+
+// Every limit is the last value that is taken.
+func TestPlacingAtTheLimits(t *testing.T) {
+	t.Parallel()
+	stock := map[string]domain.Stock{"a": {SKU: "a", Unlimited: true}}
+	for i := range domain.MaxLines + 1 {
+		sku := fmt.Sprintf("s%d", i)
+		stock[sku] = domain.Stock{SKU: sku, Unlimited: true}
+	}
+	for field, size := range map[string]struct {
+		limit  int64
+		change func(*domain.Placement, int64)
+	}{
+		"lines[0].quantity":   {domain.MaxQuantity, func(p *domain.Placement, n int64) { p.Lines[0].Quantity = n }},
+		"lines[0].unit_price": {domain.MaxUnitPrice, func(p *domain.Placement, n int64) { p.Lines[0].UnitPrice = n }},
+		"lines": {domain.MaxLines, func(p *domain.Placement, n int64) {
+			p.Lines = nil
+			for i := range n {
+				p.Lines = append(p.Lines, domain.Line{SKU: fmt.Sprintf("s%d", i), Quantity: 1})
+			}
+		}},
+		"customer.id": {200, func(p *domain.Placement, n int64) { p.Customer.ID = strings.Repeat("c", int(n)) }},
+		"customer.email": {254, func(p *domain.Placement, n int64) {
+			p.Customer.Email = strings.Repeat("a", int(n)-len("@example.com")) + "@example.com"
+		}},
+		"lines[0].sku": {64, func(p *domain.Placement, n int64) {
+			p.Lines[0].SKU = strings.Repeat("a", int(n))
+			stock[p.Lines[0].SKU] = domain.Stock{SKU: p.Lines[0].SKU, Unlimited: true}
+		}},
+	} {
+		p := placement()
+		size.change(&p, size.limit)
+		if _, err := domain.Place(p, stock, time.Unix(0, 0)); err != nil {
+			t.Errorf("%s at the limit: %v", field, err)
+		}
+		size.change(&p, size.limit+1)
+		_, err := domain.Place(p, stock, time.Unix(0, 0))
+		var fieldErr *domain.FieldError
+		if !errors.As(err, &fieldErr) || fieldErr.Field != field {
+			t.Errorf("%s beyond the limit: %v", field, err)
 		}
 	}
 }
