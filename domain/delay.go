@@ -81,10 +81,7 @@ func (d Delays) Next(remaining time.Duration) time.Duration {
 	if remaining <= 0 {
 		return 0
 	}
-	i, exact := slices.BinarySearch(d.sorted, remaining)
-	if exact {
-		return d.sorted[i]
-	}
+	i, _ := slices.BinarySearch(d.sorted, remaining)
 	if i < len(d.sorted) && d.sorted[i]-remaining <= d.tolerance {
 		return d.sorted[i]
 	}
