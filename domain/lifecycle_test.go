@@ -191,7 +191,7 @@ func (h *history) recorded(t *rapid.T, want domain.Event) {
 
 func (s *shop) pick(t *rapid.T) *history {
 	if len(s.orders) == 0 {
-		t.Skip("no orders yet")
+		t.Skip("no orders yet") // rapid then draws another action
 	}
 	return rapid.SampledFrom(s.orders).Draw(t, "order")
 }

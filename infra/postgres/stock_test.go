@@ -37,11 +37,11 @@ func TestStockIsListedInPages(t *testing.T) {
 	}
 	var got []string
 	after := ""
-	for page := must(w.stock.List(ctx, after, 2)); len(page) > 0; page = must(w.stock.List(ctx, after, 2)) {
-		for _, level := range page {
+	for range 4 { // the last page is empty
+		for _, level := range must(w.stock.List(ctx, after, 2)) {
 			got = append(got, level.SKU)
+			after = level.SKU
 		}
-		after = page[len(page)-1].SKU
 	}
 	if fmt.Sprint(got) != "[a b c d e]" {
 		t.Errorf("got %v", got)
