@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -133,17 +134,20 @@ func reachable(dir string) (string, error) {
 	return dir, nil
 }
 
+// Ports that FreePort gives lie below those that systems take for outgoing connections
+// (32768 and up on Linux): one of these could take a port between its choice and its use.
+const firstPort, lastPort = 10_240, 32_000
+
 // FreePort returns a port that nothing listens on at this moment.
 func FreePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	for range 100 {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			return port, listener.Close()
+		}
 	}
-	addr, ok := listener.Addr().(*net.TCPAddr)
-	if !ok {
-		return 0, errors.Join(fmt.Errorf("not a TCP address: %s", listener.Addr()), listener.Close())
-	}
-	return addr.Port, listener.Close()
+	return 0, fmt.Errorf("no free port between %d and %d", firstPort, lastPort)
 }
 
 // Answers reports whether something listens on a port of this machine.
