@@ -169,6 +169,12 @@ func (s Snapshot) validate() error {
 	if err := s.validateInput(); err != nil {
 		return err
 	}
+	if s.CreatedAt.IsZero() {
+		return &FieldError{Field: "created_at", Got: "no time", Allowed: "when the order was placed"}
+	}
+	if s.DueAt.IsZero() {
+		return &FieldError{Field: "due_at", Got: "no time", Allowed: "the deadline for its payment"}
+	}
 	paid, closed := !s.PaidAt.IsZero(), !s.ClosedAt.IsZero()
 	switch s.Status {
 	case Pending:

@@ -21,11 +21,8 @@ func TestIllegalStatesCannotBeRehydrated(t *testing.T) {
 		for _, paidAt := range []time.Time{{}, due} {
 			for _, closedAt := range []time.Time{{}, due.Add(-1), due} {
 				for _, by := range []domain.ClosedBy{{}, domain.ByTimer} {
-					s := domain.Snapshot{
-						ID: someID, Status: status, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
-						Lines: []domain.Line{{SKU: "a", Quantity: 2, Held: 2}}, Window: time.Minute, DueAt: due,
-						PaidAt: paidAt, ClosedAt: closedAt, ClosedBy: by,
-					}
+					s := pending(due)
+					s.Status, s.PaidAt, s.ClosedAt, s.ClosedBy = status, paidAt, closedAt, by
 					want := status == domain.Pending && paidAt.IsZero() && closedAt.IsZero() && by == domain.ClosedBy{} ||
 						status == domain.Paid && !paidAt.IsZero() && closedAt.IsZero() && by == domain.ClosedBy{} ||
 						status == domain.Closed && paidAt.IsZero() && closedAt.Equal(due) && by == domain.ByTimer
@@ -41,6 +38,13 @@ func TestIllegalStatesCannotBeRehydrated(t *testing.T) {
 	}
 	if legal != 3 {
 		t.Errorf("%d legal states, want 3", legal)
+	}
+}
+
+func pending(dueAt time.Time) domain.Snapshot {
+	return domain.Snapshot{
+		ID: someID, Status: domain.Pending, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
+		Lines: []domain.Line{{SKU: "a", Quantity: 2, Held: 2}}, Window: time.Minute, DueAt: dueAt, CreatedAt: dueAt.Add(-time.Minute),
 	}
 }
 
@@ -95,11 +99,10 @@ func TestIllegalDetailsCannotBeRehydrated(t *testing.T) {
 		"lines":          func(s *domain.Snapshot) { s.Lines = nil },
 		"payment_window": func(s *domain.Snapshot) { s.Window = -1 },
 		"status":         func(s *domain.Snapshot) { s.Status = domain.Status{} },
+		"due_at":         func(s *domain.Snapshot) { s.DueAt = time.Time{} },
+		"created_at":     func(s *domain.Snapshot) { s.CreatedAt = time.Time{} },
 	} {
-		s := domain.Snapshot{
-			ID: someID, Status: domain.Pending, Customer: domain.Customer{ID: "c", Email: "a@example.com"}, Currency: "EUR",
-			Lines: []domain.Line{{SKU: "a", Quantity: 2, Held: 2}}, Window: time.Minute,
-		}
+		s := pending(time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC))
 		if _, err := domain.Rehydrate(s); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +203,7 @@ func TestPlacingAtTheLimits(t *testing.T) {
 	}
 }
 
-// Two lines at both limits fit into 64 bits; what would not is refused, not wrapped.
+// Nine lines at both limits fit into 64 bits; what would not is refused, not wrapped.
 func TestTotalsDoNotOverflow(t *testing.T) {
 	t.Parallel()
 	stock := map[string]domain.Stock{}
@@ -217,5 +220,30 @@ func TestTotalsDoNotOverflow(t *testing.T) {
 	order, err := domain.Place(p, stock, time.Unix(0, 0))
 	if err != nil || order.Snapshot().TotalAmount() != 9*domain.MaxQuantity*domain.MaxUnitPrice {
 		t.Errorf("nine lines at the limit: %v", err)
+	}
+}
+
+func TestCurrencyForm(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"EUR", "AED", "ZAR", "AZA"} {
+		if got, err := domain.ParseCurrency(text); err != nil || string(got) != text {
+			t.Errorf("%q: got %q, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "eur", "EU", "EURO", "EU1", "@AA", "AA[", "ÄU", " EUR", "E\xffR"} {
+		_, err := domain.ParseCurrency(text)
+		if got, ok := errors.AsType[*domain.FieldError](err); !ok || got.Field != "currency" || got.Got != text {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// What came is cut short in an error, between characters.
+func TestErrorsStayShort(t *testing.T) {
+	t.Parallel()
+	err := domain.ValidateSKU("sku", "a"+strings.Repeat("ä", 1<<20))
+	got, ok := errors.AsType[*domain.FieldError](err)
+	if !ok || got.Got != "a"+strings.Repeat("ä", 31)+"…" || len(err.Error()) > 500 {
+		t.Errorf("got %v", err)
 	}
 }
