@@ -3,6 +3,7 @@ package domain_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -29,6 +30,8 @@ func TestDecide(t *testing.T) {
 		"third failure":      {plain, 2, domain.Decision{Outcome: domain.Park, Attempt: 3, Class: "transient"}},
 		"far beyond":         {plain, 1000, domain.Decision{Outcome: domain.Park, Attempt: 1001, Class: "transient"}},
 		"a stranger's count": {plain, -5, domain.Decision{Outcome: domain.Park, Attempt: -4, Class: "transient"}},
+		"a count of minus 1": {plain, -1, domain.Decision{Outcome: domain.Park, Class: "transient"}},
+		"early and away":     {errors.Join(domain.ErrUnavailable, &domain.NotDueError{Remaining: 1}), 3, domain.Decision{Outcome: domain.Redelay, Wait: 1, Attempt: 3}},
 		"malformed":          {wrap(domain.ErrMalformed), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "malformed"}},
 		"another release":    {wrap(&domain.UnsupportedEventError{Type: "x", Version: 2}), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "unsupported_event"}},
 		"permanent":          {wrap(domain.ErrPermanent), 0, domain.Decision{Outcome: domain.Park, Attempt: 1, Class: "permanent"}},
@@ -39,6 +42,19 @@ func TestDecide(t *testing.T) {
 		if got := domain.Decide(test.err, test.failed, ladder); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
 		}
+	}
+}
+
+// Whatever count a message brings, it is never a reason to panic or to go on for ever.
+func TestDecideWithoutARungParks(t *testing.T) {
+	t.Parallel()
+	for _, failed := range []int{math.MinInt, -2, -1, 1, 2, math.MaxInt - 1, math.MaxInt} {
+		if got := domain.Decide(errors.New("plain"), failed, domain.Ladder{time.Second}); got.Outcome != domain.Park {
+			t.Errorf("%d failed attempts: %+v", failed, got)
+		}
+	}
+	if got := domain.Decide(errors.New("plain"), 0, nil); got.Outcome != domain.Park || got.Attempt != 1 {
+		t.Errorf("without a ladder: %+v", got)
 	}
 }
 
