@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pressly/goose/v3/lock"
 
 	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/postgres"
@@ -64,27 +65,40 @@ func TestDroppedDatabaseIsUnavailable(t *testing.T) {
 	}
 }
 
-// Replicas that start together on an empty database all end with the whole schema.
-func TestMigrateAnEmptyDatabaseAtOnce(t *testing.T) {
+// Whoever migrates keeps the others out: they wait, for as long as their context lasts,
+// and change nothing meanwhile.
+func TestMigrateOneAtATime(t *testing.T) {
 	t.Parallel()
-	url := postgrestest.NewURL(t)
-	if _, err := postgrestest.Open(t, url, 1).Pool().Exec(ctx, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`); err != nil {
+	db := postgrestest.New(t)
+	if _, err := db.Pool().Exec(ctx, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`); err != nil {
 		t.Fatal(err)
 	}
-	together(2, func(int) { // the one that waits looks every 5 s
-		if _, to, err := postgrestest.Open(t, url, 4).Migrate(ctx); err != nil || to < 1 {
-			t.Errorf("to version %d, %v", to, err)
-		}
-	})
-	w := worldOn(t, postgrestest.Open(t, url, 4))
-	if err := w.db.CheckSchema(ctx); err != nil {
+	rival, err := pgx.ConnectConfig(ctx, db.Pool().Config().ConnConfig.Copy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rival.Close(ctx) }()
+	if _, err := rival.Exec(ctx, `SELECT pg_advisory_lock($1)`, lock.DefaultLockID); err != nil {
+		t.Fatal(err)
+	}
+	w := worldOn(t, db)
+	impatient, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if _, _, err := db.Migrate(impatient); err == nil {
+		t.Error("migrated beside a rival")
+	}
+	if n := w.count(`SELECT count(*) FROM pg_class WHERE relname = 'orders'`); n != 0 {
+		t.Error("the schema was changed beside a rival")
+	}
+	if err := rival.Close(ctx); err != nil { // a migrator that dies frees its lock
+		t.Fatal(err)
+	}
+	if from, to, err := db.Migrate(ctx); err != nil || from != 0 || to < 1 {
+		t.Errorf("from %d to %d, %v", from, to, err)
+	}
+	if err := db.CheckSchema(ctx); err != nil {
 		t.Error(err)
 	}
-	if n := w.count(`SELECT count(*) FROM goose_db_version WHERE version_id = 1`); n != 1 {
-		t.Errorf("the first migration was applied %d times", n)
-	}
-	w.setStock("a", 1)
-	w.place(time.Hour, line("a", 1))
 }
 
 // A transaction that the server sacrificed runs again on a clean slate, and not for ever;
