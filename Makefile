@@ -13,7 +13,7 @@ TEST_FLAGS := -count=1 -p=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$
 .PHONY: help demo test up down build lint fmt image clean
 
 help: ## list what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## start everything, play the story of three orders and end (under 60 s)
 	@$(DEV) exec go run ./e2e/demo
@@ -43,6 +43,7 @@ image: ## build the container image
 	docker build -f infra/image/Dockerfile --build-arg VERSION=$(VERSION) -t ordertimeout:$(VERSION) .
 
 clean: down ## stop everything and remove what was built, private servers' data included
+	for link in .dev/postgres .dev/rabbitmq; do test ! -L $$link || rm -rf "$$(readlink $$link)"; done
 	rm -rf bin .dev
 
 # Built once, outside of this module, so that go.mod stays the application's own.

@@ -22,12 +22,11 @@ import (
 	"example.com/ordertimeout/e2e/servers"
 )
 
-const usage = `usage: go run ./e2e/dev exec COMMAND [ARGUMENTS]   run a command with DATABASE_URL and AMQP_URL set
-       go run ./e2e/dev up                         start everything and leave it running
-       go run ./e2e/dev down                       stop what up and exec started`
+const usage = `usage: go run ./e2e/dev exec [--] COMMAND [ARGUMENTS]   run a command with DATABASE_URL and AMQP_URL set
+       go run ./e2e/dev up                              start everything and leave it running
+       go run ./e2e/dev down                            stop what up and exec started`
 
 func main() {
-	// exec hands signals on to the command; up and down are short.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code, err := run(ctx, os.Args[1:])
 	stop()
@@ -43,12 +42,23 @@ func run(ctx context.Context, args []string) (int, error) {
 		return 1, err
 	}
 	s := &stack{root: root, dir: filepath.Join(root, ".dev")}
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+	unlock, err := s.lock(ctx)
+	if err != nil {
 		return 1, err
 	}
+	defer unlock()
 	switch {
-	case len(args) > 1 && args[0] == "exec":
-		return s.exec(ctx, args[1:])
+	case len(args) > 1 && args[0] == "exec" && args[len(args)-1] != "--":
+		database, broker, err := s.servers(ctx)
+		if err != nil {
+			return 1, err
+		}
+		unlock()
+		command := args[1:]
+		if command[0] == "--" {
+			command = command[1:]
+		}
+		return execute(command, "DATABASE_URL="+database, "AMQP_URL="+broker)
 	case len(args) == 1 && args[0] == "up":
 		return exitCode(s.up(ctx))
 	case len(args) == 1 && args[0] == "down":
@@ -69,22 +79,52 @@ func exitCode(err error) (int, error) {
 // .dev, so that down stops that and nothing else.
 type stack struct{ root, dir string }
 
-// exec runs a command against servers that were found or started, and returns its exit
-// status.
-func (s *stack) exec(ctx context.Context, args []string) (int, error) {
-	database, broker, err := s.servers(ctx)
-	if err != nil {
-		return 1, err
+// lock keeps two commands in one checkout from starting the same servers. What it
+// returns may be called again.
+func (s *stack) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(s.dir, 0o755); err != nil {
+		return nil, err
 	}
+	file, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for waiting := false; ; waiting = true {
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errors.Join(err, file.Close())
+		}
+		if !waiting {
+			fmt.Fprintln(os.Stderr, "waiting for another command that starts or stops servers of this checkout")
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), file.Close())
+		}
+	}
+}
+
+// execute runs a command with additions to the environment, hands signals on to it, and
+// returns its exit status.
+func execute(args []string, env ...string) (int, error) {
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+database, "AMQP_URL="+broker)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
 		return 1, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // it may be gone already
-	defer stop()
-	err = cmd.Wait()
+	go func() {
+		for sig := range signals {
+			_ = cmd.Process.Signal(sig) // it may be gone already
+		}
+	}()
+	err := cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(1, exit.ExitCode()), nil
 	}
@@ -152,7 +192,7 @@ func (s *stack) startApp(ctx context.Context, database, broker string, mail mail
 	var a app
 	if s.restore("app", &a) == nil && a.Process.Alive() {
 		fmt.Println("the application runs already")
-		return a, nil
+		return a, awaitReady(ctx, a)
 	}
 	binary := filepath.Join(s.root, "bin", "ordertimeout")
 	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "./services")

@@ -7,45 +7,46 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"time"
 )
 
 // Server is one that can be used.
 type Server struct{ URL string }
 
-// kind is what Find needs to know of one kind of server.
+// kind is what find needs to know of one kind of server.
 type kind struct {
-	name        string
-	variable    string // environment variable with its URL
-	port        int    // where it usually answers
-	defaultURLs []string
-	ping        func(ctx context.Context, url string) error
-	composeURL  func(env map[string]string) string
-	binary      func() string
-	pkg         string // the package that has it on Debian and Ubuntu
-	start       func(ctx context.Context, dir string) (Server, error)
+	name         string
+	variable     string // environment variable with its URL
+	port         int    // where it usually answers, and inside its container
+	portVariable string // of the compose file
+	urls         []string
+	ping         func(ctx context.Context, url string) error
+	composeURL   func(env map[string]string, addr string) string
+	binary       func() string
+	pkg          string // the package that has it on Debian and Ubuntu
+	start        func(ctx context.Context, dir string) (Server, error)
 }
 
 func postgresKind() kind {
 	return kind{
-		name: "postgres", variable: "DATABASE_URL", port: 5432,
-		defaultURLs: []string{
+		name: "postgres", variable: "DATABASE_URL", port: 5432, portVariable: "POSTGRES_PORT",
+		urls: []string{
 			"postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable",
-			"postgres://127.0.0.1:5432/postgres?sslmode=disable",
+			"postgres://127.0.0.1:5432/postgres?sslmode=disable", // as the user of the operating system
 		},
 		ping: pingPostgres,
-		composeURL: func(env map[string]string) string {
-			return fmt.Sprintf("postgres://%s:%s@127.0.0.1:%s/%s?sslmode=disable",
-				env["POSTGRES_USER"], env["POSTGRES_PASSWORD"], env["POSTGRES_PORT"], env["POSTGRES_DB"])
+		composeURL: func(env map[string]string, addr string) string {
+			user := url.UserPassword(env["POSTGRES_USER"], env["POSTGRES_PASSWORD"])
+			return "postgres://" + user.String() + "@" + addr + "/" + env["POSTGRES_DB"] + "?sslmode=disable"
 		},
 		binary: func() string { return postgresBinary("postgres") },
 		pkg:    "postgresql",
 		start: func(ctx context.Context, dir string) (Server, error) {
-			p, err := StartPostgres(ctx, filepath.Join(dir, "postgres"))
+			p, err := StartPostgres(ctx, dir)
 			if err != nil {
 				return Server{}, err
 			}
@@ -56,11 +57,11 @@ func postgresKind() kind {
 
 func rabbitKind(root string) kind {
 	return kind{
-		name: "rabbitmq", variable: "AMQP_URL", port: 5672,
-		defaultURLs: []string{"amqp://guest:guest@127.0.0.1:5672/"},
-		ping:        func(_ context.Context, url string) error { return pingRabbitMQ(url) },
-		composeURL: func(env map[string]string) string {
-			return fmt.Sprintf("amqp://%s:%s@127.0.0.1:%s/", env["RABBITMQ_USER"], env["RABBITMQ_PASSWORD"], env["RABBITMQ_PORT"])
+		name: "rabbitmq", variable: "AMQP_URL", port: 5672, portVariable: "RABBITMQ_PORT",
+		urls: []string{"amqp://guest:guest@127.0.0.1:5672/"},
+		ping: func(_ context.Context, url string) error { return pingRabbitMQ(url) },
+		composeURL: func(env map[string]string, addr string) string {
+			return "amqp://" + url.UserPassword(env["RABBITMQ_USER"], env["RABBITMQ_PASSWORD"]).String() + "@" + addr + "/"
 		},
 		binary: rabbitBinary,
 		pkg:    "rabbitmq-server",
@@ -69,7 +70,7 @@ func rabbitKind(root string) kind {
 			if err != nil {
 				return Server{}, err
 			}
-			b, err := StartRabbitMQ(ctx, filepath.Join(dir, "rabbitmq"), advanced)
+			b, err := startPackaged(ctx, dir, advanced)
 			if err != nil {
 				return Server{}, err
 			}
@@ -85,10 +86,11 @@ func AdvancedConfig(root string) (string, error) {
 }
 
 // FindPostgres and FindRabbitMQ look in this order: the URL in the environment; a
-// server on the default port that lets us in; the compose file's, where a Docker engine
-// answers; a private one under .dev in root, from the machine's packages, which on
-// Debian and Ubuntu are installed if need be. They tell log which one they took. What
-// ran before is neither stopped nor reconfigured.
+// server on the default port that lets us in, the compose file's included; the compose
+// file, where a Docker engine answers; a private one under .dev in root, from the
+// machine's packages, which on Debian and Ubuntu are installed if need be. A private
+// one that runs already goes before Docker. They tell log which one they took. What ran
+// before is neither stopped nor reconfigured.
 func FindPostgres(ctx context.Context, root string, log io.Writer) (Server, error) {
 	return find(ctx, postgresKind(), root, log)
 }
@@ -107,91 +109,52 @@ func find(ctx context.Context, k kind, root string, log io.Writer) (Server, erro
 		say("using the one that %s names", k.variable)
 		return Server{URL: url}, nil
 	}
-	if Answers(k.port) {
-		if url, err := firstUsable(ctx, k); err == nil {
-			say("using the one that answers on 127.0.0.1:%d", k.port)
-			return Server{URL: url}, nil
-		} else {
-			say("the one on 127.0.0.1:%d does not let us in (%v); set %s to use it", k.port, err, k.variable)
-		}
-	} else if s, err := compose(ctx, k, root, say); err == nil {
+	env := dotEnv(filepath.Join(root, ".env"))
+	if s, ok := listening(ctx, k, env, say); ok {
 		return s, nil
-	} else if !errors.Is(err, errNoDocker) {
-		say("Docker cannot bring it up: %v", err)
+	}
+	if !privateRuns(root, k.name) {
+		if s, err := compose(ctx, k, root, env, say); err == nil {
+			return s, nil
+		} else if !errors.Is(err, errNoDocker) {
+			say("Docker cannot bring it up: %v", err)
+		}
 	}
 	return native(ctx, k, root, say)
 }
 
-func firstUsable(ctx context.Context, k kind) (string, error) {
-	var errs []error
-	for _, url := range k.defaultURLs {
-		err := k.ping(ctx, url)
-		if err == nil {
-			return url, nil
-		}
-		errs = append(errs, err)
+// listening returns the server on the usual port, or the one that was chosen for the
+// compose file, if it lets us in.
+func listening(ctx context.Context, k kind, env map[string]string, say func(string, ...any)) (Server, bool) {
+	candidates := map[int][]string{k.port: k.urls}
+	chosen, err := strconv.Atoi(env[k.portVariable])
+	if err == nil {
+		candidates[chosen] = append(candidates[chosen], k.composeURL(env, "127.0.0.1:"+env[k.portVariable]))
 	}
-	return "", errors.Join(errs...)
-}
-
-var errNoDocker = errors.New("no Docker engine")
-
-func compose(ctx context.Context, k kind, root string, say func(string, ...any)) (Server, error) {
-	probe, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	if exec.CommandContext(probe, "docker", "info").Run() != nil || exec.CommandContext(probe, "docker", "compose", "version").Run() != nil {
-		return Server{}, errNoDocker
-	}
-	env, err := dotEnv(filepath.Join(root, ".env"))
-	if err != nil {
-		return Server{}, err
-	}
-	say("starting it with docker compose")
-	up := exec.CommandContext(ctx, "docker", "compose", "up", "--wait", "--detach", k.name)
-	up.Dir = root
-	if out, err := up.CombinedOutput(); err != nil {
-		remove := exec.CommandContext(ctx, "docker", "compose", "rm", "--stop", "--force", k.name)
-		remove.Dir = root
-		return Server{}, errors.Join(fmt.Errorf("%w: %s", err, lastLine(out)), remove.Run())
-	}
-	url := k.composeURL(env)
-	if err := k.ping(ctx, url); err != nil {
-		return Server{}, err
-	}
-	say("using docker compose's")
-	return Server{URL: url}, os.WriteFile(composeMark(root, k.name), nil, 0o644)
-}
-
-// composeMark is a file that says that we started a compose service.
-func composeMark(root, name string) string {
-	return filepath.Join(root, ".dev", "compose-"+name)
-}
-
-// StopStarted stops the private servers of a checkout and the compose services that
-// were started for it, and returns what it stopped. Their data stays.
-func StopStarted(ctx context.Context, root string) (stopped []string, err error) {
-	dir := filepath.Join(root, ".dev")
-	var errs []error
-	var p Postgres
-	if at, err := reachable(filepath.Join(dir, "postgres")); err == nil && restore(at, &p) == nil && p.Process.Alive() {
-		errs = append(errs, p.Stop(ctx))
-		stopped = append(stopped, "postgres")
-	}
-	var b RabbitMQ
-	if at, err := reachable(filepath.Join(dir, "rabbitmq")); err == nil && restore(at, &b) == nil && b.Process.Alive() {
-		errs = append(errs, b.Stop(ctx))
-		stopped = append(stopped, "rabbitmq")
-	}
-	for _, name := range []string{"postgres", "rabbitmq"} {
-		if _, err := os.Stat(composeMark(root, name)); err != nil {
+	for port, urls := range candidates {
+		if !Answers(port) {
 			continue
 		}
-		down := exec.CommandContext(ctx, "docker", "compose", "rm", "--stop", "--force", name)
-		down.Dir = root
-		errs = append(errs, down.Run(), os.Remove(composeMark(root, name)))
-		stopped = append(stopped, name+" of docker compose")
+		var refusals []string
+		for _, url := range urls {
+			err := k.ping(ctx, url)
+			if err == nil {
+				say("using the one that answers on 127.0.0.1:%d", port)
+				return Server{URL: url}, true
+			}
+			refusals = append(refusals, strings.Join(strings.Fields(err.Error()), " "))
+		}
+		say("what answers on 127.0.0.1:%d does not let us in (%s); set %s to use it", port, strings.Join(refusals, "; "), k.variable)
 	}
-	return stopped, errors.Join(errs...)
+	return Server{}, false
+}
+
+func privateDir(root, name string) string { return filepath.Join(root, ".dev", name) }
+
+// privateRuns reports whether the checkout's private server runs.
+func privateRuns(root, name string) bool {
+	var s struct{ Process Process }
+	return restore(privateDir(root, name), &s) == nil && s.Process.Alive()
 }
 
 func native(ctx context.Context, k kind, root string, say func(string, ...any)) (Server, error) {
@@ -200,7 +163,7 @@ func native(ctx context.Context, k kind, root string, say func(string, ...any)) 
 			return Server{}, err
 		}
 	}
-	dir := filepath.Join(root, ".dev")
+	dir := privateDir(root, k.name)
 	s, err := k.start(ctx, dir)
 	if err != nil {
 		return Server{}, err
@@ -209,44 +172,59 @@ func native(ctx context.Context, k kind, root string, say func(string, ...any)) 
 	return s, nil
 }
 
-// install gets the machine's package. The package must not start or enable a server of
-// its own: a policy file, where there is none yet, keeps it from doing so.
-func install(ctx context.Context, k kind, say func(string, ...any)) error {
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("%s: none found, and no Docker engine; install %s, or set %s", k.name, k.name, k.variable)
+// StopStarted stops the private servers of a checkout, those of interrupted tests
+// included, and the compose services that were started for it. It returns what it
+// stopped. The data stays.
+func StopStarted(ctx context.Context, root string) (stopped []string, err error) {
+	links, err := filepath.Glob(filepath.Join(runningDir(root), "*"))
+	if err != nil {
+		return nil, err
 	}
-	sudo := ""
-	if os.Geteuid() != 0 {
-		if exec.CommandContext(ctx, "sudo", "-n", "true").Run() != nil {
-			return fmt.Errorf("%s: none found; run `sudo apt-get install %s`, start Docker, or set %s", k.name, k.pkg, k.variable)
+	var errs []error
+	for _, link := range links {
+		name, err := stopRegistered(ctx, link)
+		if name != "" {
+			stopped = append(stopped, name)
 		}
-		sudo = "sudo -n "
+		errs = append(errs, err)
 	}
-	say("none found; installing the package %s with apt-get", k.pkg)
-	script := strings.ReplaceAll(`set -e
-policy=/usr/sbin/policy-rc.d
-if [ ! -e $policy ]; then
-  printf '#!/bin/sh\nexit 101\n' | SUDO tee $policy >/dev/null
-  SUDO chmod 755 $policy
-  trap 'SUDO rm -f $policy' EXIT
-fi
-if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
-  SUDO mkdir -p /etc/postgresql-common
-  echo 'create_main_cluster = false' | SUDO tee /etc/postgresql-common/createcluster.conf >/dev/null
-fi
-SUDO apt-get update -q
-SUDO env DEBIAN_FRONTEND=noninteractive apt-get install -qy -o Dpkg::Options::=--force-confold `+k.pkg, "SUDO ", sudo)
-	if out, err := exec.CommandContext(ctx, "sh", "-c", script).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: installing %s: %w: %s", k.name, k.pkg, err, lastLine(out))
+	for _, name := range []string{"postgres", "rabbitmq"} {
+		if _, err := os.Stat(composeMark(root, name)); err != nil {
+			continue
+		}
+		errs = append(errs, composeRemove(ctx, root, name))
+		stopped = append(stopped, name+" of docker compose")
 	}
-	return nil
+	return stopped, errors.Join(errs...)
+}
+
+// stopRegistered stops the server that a link of register leads to, and returns its
+// name if it ran.
+func stopRegistered(ctx context.Context, link string) (string, error) {
+	dir, err := os.Readlink(link)
+	if err != nil {
+		return "", err
+	}
+	var b RabbitMQ
+	if restore(dir, &b) != nil {
+		return "", os.Remove(link) // its test removed the data
+	}
+	name, stop := "rabbitmq", b.Stop
+	if b.EPMDPort == 0 {
+		p := Postgres{Dir: dir, Process: b.Process}
+		name, stop = "postgres", p.Stop
+	}
+	if !b.Process.Alive() {
+		name = "" // stopping it takes away what it left behind
+	}
+	return name, stop(ctx)
 }
 
 // dotEnv reads KEY=VALUE lines; what the process has in its environment wins.
-func dotEnv(path string) (map[string]string, error) {
+func dotEnv(path string) map[string]string {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil // then there is no compose project to talk to
 	}
 	env := map[string]string{}
 	for line := range strings.Lines(string(text)) {
@@ -259,7 +237,7 @@ func dotEnv(path string) (map[string]string, error) {
 			env[key] = chosen
 		}
 	}
-	return env, nil
+	return env
 }
 
 func lastLine(out []byte) string {

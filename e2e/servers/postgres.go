@@ -7,8 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,6 +17,12 @@ import (
 
 // startTimeout is how long a server may take to come up on a busy machine.
 const startTimeout = 2 * time.Minute
+
+// stopTimeout is how long it may take to write what it has in memory.
+const stopTimeout = time.Minute
+
+// maxLaunches is how often a server that ends at once is started, about every 100 ms.
+const maxLaunches = 100
 
 const postgresUser = "postgres" // who runs it when we are root
 
@@ -28,14 +34,19 @@ type Postgres struct {
 }
 
 // StartPostgres starts a private server in dir, or returns the one that runs there.
-// Its port is kept over restarts. Only this machine can reach it, without a password.
+// Only this machine can reach it, without a password. Its data and its port stay over
+// Stop and Kill; a port that another program took meanwhile is given up.
 func StartPostgres(ctx context.Context, dir string) (*Postgres, error) {
-	dir, err := reachable(dir)
+	dir, err := private(dir)
 	if err != nil {
 		return nil, err
 	}
-	p := &Postgres{Dir: dir}
-	if err := restore(dir, p); err != nil {
+	p := &Postgres{}
+	if err := restore(dir, p); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	p.Dir = dir
+	if !p.Process.Alive() && (p.Port == 0 || Answers(p.Port)) {
 		if p.Port, err = FreePort(); err != nil {
 			return nil, err
 		}
@@ -50,9 +61,6 @@ func (p *Postgres) URL() string {
 
 // Start brings the server up, again after Stop or Kill.
 func (p *Postgres) Start(ctx context.Context) error {
-	if p.Process.Alive() {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	data := filepath.Join(p.Dir, "data")
@@ -60,21 +68,32 @@ func (p *Postgres) Start(ctx context.Context) error {
 		return err
 	}
 	log := filepath.Join(p.Dir, "postgres.log")
+	launches := 0
 	err := poll(ctx, func() error {
-		// A killed server's children hold the data until they notice, so the first start
+		// A killed server's children hold the data until they notice, so the first starts
 		// after a kill may end at once.
 		if !p.Process.Alive() {
-			var err error
-			if p.Process, err = Detach(p.command(data), log, postgresUser); err != nil {
+			if launches++; launches > maxLaunches {
+				return errEnded
+			}
+			if err := p.launch(data, log); err != nil {
 				return err
 			}
 		}
 		return pingPostgres(ctx, p.URL())
 	})
 	if err != nil {
-		return fmt.Errorf("postgres did not come up, see %s: %w", log, err)
+		return errors.Join(fmt.Errorf("postgres did not come up, see %s: %w", log, err), p.Kill(context.WithoutCancel(ctx)))
 	}
-	return save(p.Dir, p)
+	return nil
+}
+
+// launch starts the process, and notes it before anything can go wrong.
+func (p *Postgres) launch(data, log string) (err error) {
+	if p.Process, err = Detach(p.command(data), log, postgresUser); err != nil {
+		return err
+	}
+	return errors.Join(save(p.Dir, p), register(p.Dir))
 }
 
 func (p *Postgres) command(data string) *exec.Cmd {
@@ -91,7 +110,7 @@ func (p *Postgres) initialize(ctx context.Context, data string) error {
 	if _, err := os.Stat(filepath.Join(data, "PG_VERSION")); err == nil {
 		return nil
 	}
-	cmd := exec.CommandContext(ctx, postgresBinary("initdb"), "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8")
+	cmd := exec.CommandContext(ctx, postgresBinary("initdb"), "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C")
 	cmd.Dir = p.Dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(postgresUser)}
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -101,25 +120,36 @@ func (p *Postgres) initialize(ctx context.Context, data string) error {
 }
 
 // Stop shuts the server down; its data stays.
-func (p *Postgres) Stop(ctx context.Context) error { return p.Process.End(ctx, syscall.SIGINT) }
+func (p *Postgres) Stop(ctx context.Context) error { return p.end(ctx, syscall.SIGINT) }
 
 // Kill ends it as a power cut would.
-func (p *Postgres) Kill(ctx context.Context) error { return p.Process.End(ctx, syscall.SIGKILL) }
+func (p *Postgres) Kill(ctx context.Context) error { return p.end(ctx, syscall.SIGKILL) }
 
-// postgresBinary finds a program in the PATH or where Debian and others keep them.
+func (p *Postgres) end(ctx context.Context, sig syscall.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	return errors.Join(p.Process.End(ctx, sig), unregister(p.Dir))
+}
+
+// postgresBinary finds a program of the server in the PATH, or the newest of those
+// where Debian and others keep them; it returns "" when there is none.
 func postgresBinary(name string) string {
-	if path, err := exec.LookPath(name); err == nil {
-		return path
+	if path, err := exec.LookPath("postgres"); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err == nil { // where the others are too, of the same version
+			return filepath.Join(filepath.Dir(path), name)
+		}
 	}
-	var found []string
+	newest, path := -1.0, ""
 	for _, pattern := range []string{"/usr/lib/postgresql/*/bin/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql@*/bin/"} {
-		paths, _ := filepath.Glob(pattern + name) // the pattern is well-formed
-		found = append(found, paths...)
+		found, _ := filepath.Glob(pattern + name) // the pattern is well-formed
+		for _, candidate := range found {
+			number := strings.TrimLeft(filepath.Base(filepath.Dir(filepath.Dir(candidate))), "abcdefghijklmnopqrstuvwxyz-@")
+			if version, err := strconv.ParseFloat(number, 64); err == nil && version > newest {
+				newest, path = version, candidate
+			}
+		}
 	}
-	if len(found) == 0 {
-		return ""
-	}
-	return slices.Max(found)
+	return path
 }
 
 func pingPostgres(ctx context.Context, url string) error {

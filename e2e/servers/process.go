@@ -1,8 +1,8 @@
 package servers
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,9 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
-	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -60,17 +61,43 @@ func (p Process) End(ctx context.Context, sig syscall.Signal) error {
 	})
 }
 
-// startOf returns when a process started, or "" when there is none. A process that
-// ended and was not waited for counts as none.
+// startOf returns what tells a process from every other that had or gets its pid: when
+// it started. It returns "" when there is none; one that ended and was not waited for
+// counts as none.
 func startOf(pid int) string {
+	if runtime.GOOS == "linux" {
+		return startInProc(pid)
+	}
 	out, err := exec.Command("ps", "-o", "state=,lstart=", "-p", strconv.Itoa(pid)).Output()
-	text := strings.TrimSpace(string(out))
-	if err != nil || text == "" || strings.HasPrefix(text, "Z") {
+	state, started, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	if err != nil || strings.HasPrefix(state, "Z") {
 		return ""
 	}
-	_, started, _ := strings.Cut(text, " ")
 	return strings.TrimSpace(started)
 }
+
+// startInProc tells it in clock ticks since this boot, which no change of the clock moves.
+func startInProc(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	// After the command, which stands in parentheses and may hold anything: the state,
+	// and 19 fields later the start.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return ""
+	}
+	return bootID() + " " + fields[19]
+}
+
+var bootID = sync.OnceValue(func() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "this boot"
+	}
+	return strings.TrimSpace(string(id))
+})
 
 // Detach starts a command in a session of its own, with its output in a file, as the
 // given user when we are root and asUser is not empty.
@@ -103,37 +130,6 @@ func credential(name string) *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-// own gives a directory to the user that a server runs as.
-func own(dir, asUser string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if c := credential(asUser); c != nil {
-		return os.Chown(dir, int(c.Uid), int(c.Gid))
-	}
-	return nil
-}
-
-// reachable returns dir if any user can walk to it, and else a directory that belongs
-// to it in the machine's place for long-lived temporary files: servers that refuse to
-// run as root cannot read a checkout in root's home.
-func reachable(dir string) (string, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	if os.Geteuid() != 0 {
-		return dir, nil
-	}
-	for parent := filepath.Dir(dir); parent != "/"; parent = filepath.Dir(parent) {
-		info, err := os.Stat(parent)
-		if err == nil && info.Mode().Perm()&0o001 == 0 {
-			return filepath.Join("/var/tmp", "ordertimeout"+strings.ReplaceAll(dir, "/", "-")), nil
-		}
-	}
-	return dir, nil
-}
-
 // Ports that FreePort gives lie below those that systems take for outgoing connections
 // (32768 and up on Linux): one of these could take a port between its choice and its use.
 const firstPort, lastPort = 10_240, 32_000
@@ -159,12 +155,16 @@ func Answers(port int) bool {
 	return conn.Close() == nil
 }
 
-// poll calls check until it returns nil or ctx ends, and then returns its last error.
+// errEnded is what no waiting cures: the server ended by itself.
+var errEnded = errors.New("it ended while starting")
+
+// poll calls check until it returns nil or errEnded, or ctx ends, and returns its last
+// error.
 func poll(ctx context.Context, check func() error) error {
 	for {
 		err := check()
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, errEnded) {
+			return err
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
@@ -172,21 +172,4 @@ func poll(ctx context.Context, check func() error) error {
 			return fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
-}
-
-// save and restore keep what a server is known by in a file of its directory.
-func save(dir string, v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "server.json"), text, 0o644)
-}
-
-func restore(dir string, v any) error {
-	text, err := os.ReadFile(filepath.Join(dir, "server.json"))
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(text, v)
 }

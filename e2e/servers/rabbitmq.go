@@ -37,26 +37,40 @@ type RabbitMQ struct {
 const BrokerCommandVariable = "E2E_BROKER_COMMAND"
 
 // StartRabbitMQ starts a private broker in dir, or returns the one that runs there, with
-// the configuration that the project ships. Only this machine can reach it.
+// the configuration that the project ships. Only this machine can reach it. Its data
+// and its port stay over Stop and Kill; a port that another program took meanwhile is
+// given up.
 func StartRabbitMQ(ctx context.Context, dir, advancedConfig string) (*RabbitMQ, error) {
 	if command := strings.Fields(os.Getenv(BrokerCommandVariable)); len(command) > 0 {
 		b := &RabbitMQ{command: command}
 		return b, b.Start(ctx)
 	}
-	dir, err := reachable(dir)
+	return startPackaged(ctx, dir, advancedConfig)
+}
+
+// startPackaged is StartRabbitMQ with the machine's packages.
+func startPackaged(ctx context.Context, dir, advancedConfig string) (*RabbitMQ, error) {
+	dir, err := private(dir)
 	if err != nil {
 		return nil, err
 	}
-	b := &RabbitMQ{Dir: dir}
-	if err := restore(dir, b); err != nil {
+	b := &RabbitMQ{}
+	if err := restore(dir, b); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	b.Dir = dir
+	if !b.Process.Alive() {
 		for _, port := range []*int{&b.Port, &b.DistPort, &b.EPMDPort} {
+			if *port != 0 && !Answers(*port) {
+				continue
+			}
 			if *port, err = FreePort(); err != nil {
 				return nil, err
 			}
 		}
-	}
-	if err := b.configure(advancedConfig); err != nil {
-		return nil, err
+		if err := b.configure(advancedConfig); err != nil {
+			return nil, err
+		}
 	}
 	return b, b.Start(ctx)
 }
@@ -70,38 +84,51 @@ func (b *RabbitMQ) URL() string {
 }
 
 // Start brings the broker up, again after Stop or Kill.
-func (b *RabbitMQ) Start(ctx context.Context) (err error) {
+func (b *RabbitMQ) Start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if b.command != nil {
 		out, err := b.run(ctx, "start")
-		lines := strings.Split(strings.TrimSpace(out), "\n")
-		b.url = lines[len(lines)-1]
+		if err == nil {
+			b.url = lastLine([]byte(out))
+		}
 		return err
 	}
+	log := filepath.Join(b.Dir, "rabbitmq.log")
+	if err := b.launch(ctx, log); err != nil {
+		return errors.Join(fmt.Errorf("rabbitmq did not come up, see %s: %w", log, err), b.Stop(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// launch starts the broker unless it runs, and waits until it can be used.
+func (b *RabbitMQ) launch(ctx context.Context, log string) error {
+	usable := func() error {
+		if !b.Process.Alive() {
+			return errEnded
+		}
+		return pingRabbitMQ(b.URL())
+	}
 	if b.Process.Alive() {
-		return nil
+		return poll(ctx, usable)
 	}
 	pidFile := filepath.Join(b.Dir, "pid")
 	if err := os.Remove(pidFile); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	log := filepath.Join(b.Dir, "rabbitmq.log")
 	cmd := exec.Command(rabbitBinary())
 	cmd.Dir = b.Dir
 	cmd.Env = b.environment(pidFile)
-	launcher, err := Detach(cmd, log, rabbitUser)
-	if err != nil {
+	var err error
+	if b.Process, err = Detach(cmd, log, rabbitUser); err != nil {
 		return err
 	}
-	err = poll(ctx, func() error {
-		if !launcher.Alive() {
-			return errors.New("it ended while starting")
-		}
-		return pingRabbitMQ(b.URL())
-	})
-	if err != nil {
-		return fmt.Errorf("rabbitmq did not come up, see %s: %w", log, err)
+	// Until the broker is there its launcher stands for it: noted before anything can go wrong.
+	if err := errors.Join(save(b.Dir, b), register(b.Dir)); err != nil {
+		return err
+	}
+	if err := poll(ctx, usable); err != nil {
+		return err
 	}
 	if b.Process, err = fromPIDFile(pidFile); err != nil {
 		return err
@@ -111,11 +138,13 @@ func (b *RabbitMQ) Start(ctx context.Context) (err error) {
 
 // Stop shuts the broker down; its data stays.
 func (b *RabbitMQ) Stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
 	if b.command != nil {
 		_, err := b.run(ctx, "stop")
 		return err
 	}
-	return errors.Join(b.Process.End(ctx, syscall.SIGTERM), b.endPortMapper(ctx))
+	return errors.Join(b.Process.End(ctx, syscall.SIGTERM), b.endPortMapper(ctx), unregister(b.Dir))
 }
 
 // endPortMapper ends the helper that Erlang leaves behind; it obeys once it has noticed
@@ -187,9 +216,12 @@ func (b *RabbitMQ) configure(advancedConfig string) error {
 
 func (b *RabbitMQ) environment(pidFile string) []string {
 	in := func(name string) string { return filepath.Join(b.Dir, name) }
-	return append(os.Environ(),
+	inherited := slices.DeleteFunc(os.Environ(), func(entry string) bool { // settings of another broker
+		return strings.HasPrefix(entry, "RABBITMQ_") || strings.HasPrefix(entry, "ERL_")
+	})
+	return append(inherited,
 		"HOME="+b.Dir,
-		"RABBITMQ_NODENAME=ordertimeout"+strconv.Itoa(b.Port)+"@localhost",
+		"RABBITMQ_NODENAME=ordertimeout@localhost", // the port mapper is its own too
 		"RABBITMQ_CONF_ENV_FILE=/dev/null",
 		"RABBITMQ_CONFIG_FILE="+in("rabbitmq.conf"),
 		"RABBITMQ_ADVANCED_CONFIG_FILE="+in("advanced.config"),

@@ -4,8 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -168,4 +173,132 @@ func withChannel(t *testing.T, url string, fn func(*amqp.Channel)) {
 		t.Fatal(err)
 	}
 	fn(ch)
+}
+
+// A server that answers and does not let us in is named, and the next place is tried.
+func TestRefusedLoginFallsThrough(t *testing.T) {
+	broker := os.Getenv("AMQP_URL")
+	if broker == "" {
+		broker = "amqp://guest:guest@127.0.0.1:5672/"
+	}
+	u, err := url.Parse(broker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(u.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword("nobody", "wrong")
+	k := rabbitKind("../..")
+	k.variable = "URL_THAT_IS_NOT_SET"
+	k.port, k.urls = port, []string{u.String()}
+	k.binary = func() string { return "the package" }
+	k.start = func(_ context.Context, dir string) (Server, error) { return Server{URL: "private in " + dir}, nil }
+	t.Setenv("DOCKER_HOST", "unix:///nowhere") // no engine
+	root := t.TempDir()
+	var log strings.Builder
+	s, err := find(testContext(t), k, root, &log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "private in " + filepath.Join(root, ".dev", "rabbitmq"); s.URL != want {
+		t.Errorf("found %q, want %q", s.URL, want)
+	}
+	for _, want := range []string{fmt.Sprintf("127.0.0.1:%d does not let us in", port), "403", "set " + k.variable, "using a private one"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log does not say %q:\n%s", want, log.String())
+		}
+	}
+	if strings.Contains(log.String(), "wrong") {
+		t.Errorf("the log tells the password:\n%s", log.String())
+	}
+}
+
+// The compose file's server counts as one that answers, with the users of .env.
+func TestComposeServerIsFoundByItsPort(t *testing.T) {
+	k := postgresKind()
+	var tried []string
+	k.urls = nil
+	k.ping = func(_ context.Context, url string) error { tried = append(tried, url); return nil }
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("POSTGRES_PORT", port) // goes before the file
+	file := filepath.Join(t.TempDir(), ".env")
+	if err := os.WriteFile(file, []byte("# x=y\nPOSTGRES_USER=shop\nPOSTGRES_PASSWORD=p@ss\nPOSTGRES_DB=orders\nPOSTGRES_PORT=5432\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.port = 1 // nothing answers on the usual one
+	s, ok := listening(testContext(t), k, dotEnv(file), t.Logf)
+	want := "postgres://shop:p%40ss@127.0.0.1:" + port + "/orders?sslmode=disable"
+	if !ok || s.URL != want || len(tried) != 1 {
+		t.Fatalf("found %v %q after trying %q, want %q", ok, s.URL, tried, want)
+	}
+}
+
+// A server whose test was interrupted is stopped by make down, with what it left behind.
+func TestStopStartedFindsWhatWasLeft(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "go.mod"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(root)
+	ctx := testContext(t)
+	p, err := StartPostgres(ctx, tempDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Kill(context.Background()) })
+	stopped, err := StopStarted(ctx, root)
+	if err != nil || !slices.Equal(stopped, []string{"postgres"}) {
+		t.Fatalf("stopped %q, %v", stopped, err)
+	}
+	if p.Process.Alive() {
+		t.Error("it still runs")
+	}
+	if stopped, err := StopStarted(ctx, root); err != nil || len(stopped) > 0 {
+		t.Errorf("a second time stopped %q, %v", stopped, err)
+	}
+}
+
+// Where a server's user cannot get, its data lies elsewhere, always at the same place.
+func TestPrivateDirectoryOutsideOfAClosedOne(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		if place, err := private(filepath.Join(tempDir(t), "postgres")); err != nil || strings.Contains(place, "ordertimeout-postgres-") {
+			t.Fatalf("an ordinary user's servers are its own: got %s, %v", place, err)
+		}
+		return
+	}
+	closed := tempDir(t)
+	if err := os.Chmod(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(closed, ".dev", "postgres")
+	place, err := private(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(place) })
+	if !anyoneReaches(filepath.Dir(place)) || strings.HasPrefix(place, closed) {
+		t.Errorf("%s is not outside of %s", place, closed)
+	}
+	if again, err := private(dir); err != nil || again != place {
+		t.Errorf("then %s, %v; first %s", again, err, place)
+	}
+	if err := os.RemoveAll(place); err != nil {
+		t.Fatal(err)
+	}
+	other, err := private(dir)
+	if err != nil || other == place {
+		t.Fatalf("after its data was removed: %s, %v", other, err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(other) })
 }
