@@ -109,22 +109,30 @@ func (a *app) connect() error {
 
 // consume runs handle on a consumer's queue, inside of the outcome switch.
 func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConfig, handle message.NoPublishHandlerFunc) {
-	logger := a.logger.With("service", string(consumer))
-	subscriber := rabbitmq.NewSubscriber(a.consuming, config, logger)
-	a.checks = append(a.checks, telemetry.Check{
-		Name:  string(consumer) + " subscription",
-		Ready: func(context.Context) error { return subscriber.Ready() },
-		Alive: subscriber.Alive,
-	})
 	outcomes := rabbitmq.Outcomes{
 		Consumer:  consumer,
 		Topology:  a.topology,
 		Publisher: a.publisher,
 		Ladder:    a.delays.Ladder,
-		Logger:    logger,
+		Logger:    a.logger.With("service", string(consumer)),
 		Stopping:  a.stopping,
 		Count:     a.outcomes,
+		Replayed: func(ctx context.Context, parkedID string) error {
+			return a.replays().Handled(ctx, []string{parkedID})
+		},
 	}
+	a.subscribe(string(consumer), a.topology.Queue(consumer), config, handle, outcomes.Middleware)
+}
+
+// subscribe runs handle on a queue once the topology is there.
+func (a *app) subscribe(name, queue string, config rabbitmq.SubscriberConfig, handle message.NoPublishHandlerFunc, middleware ...message.HandlerMiddleware) {
+	logger := a.logger.With("service", name)
+	subscriber := rabbitmq.NewSubscriber(a.consuming, config, logger)
+	a.checks = append(a.checks, telemetry.Check{
+		Name:  name + " subscription",
+		Ready: func(context.Context) error { return subscriber.Ready() },
+		Alive: subscriber.Alive,
+	})
 	a.workers = append(a.workers, func(ctx context.Context) error {
 		if !await(ctx, logger, func(context.Context) error { return a.keeper.Ready() }) {
 			return nil // the end came first
@@ -133,8 +141,7 @@ func (a *app) consume(consumer rabbitmq.Consumer, config rabbitmq.SubscriberConf
 		if err != nil {
 			return err
 		}
-		router.AddConsumerHandler(string(consumer), a.topology.Queue(consumer), subscriber, handle).
-			AddMiddleware(outcomes.Middleware)
+		router.AddConsumerHandler(name, queue, subscriber, handle).AddMiddleware(middleware...)
 		return router.Run(ctx)
 	})
 }
@@ -250,4 +257,6 @@ func (a *app) check(name string, ready func(context.Context) error) {
 func (a *app) orders() *postgres.Orders               { return postgres.NewOrders(a.db) }
 func (a *app) stock() *postgres.Stock                 { return postgres.NewStock(a.db) }
 func (a *app) outbox() *postgres.Outbox               { return postgres.NewOutbox(a.db) }
+func (a *app) parked() *postgres.Parked               { return postgres.NewParked(a.db) }
+func (a *app) replays() *postgres.Replays             { return postgres.NewReplays(a.db) }
 func (a *app) notifications() *postgres.Notifications { return postgres.NewNotifications(a.db) }

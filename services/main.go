@@ -19,11 +19,12 @@ var version = "devel"
 
 // cli is the command line. What a service needs beyond it comes from the environment.
 type cli struct {
-	Order    serveCmd `cmd:"" help:"Serve the HTTP API: place, look up, pay and extend orders. Needs Postgres only."`
-	Relay    serveCmd `cmd:"" help:"Publish the outbox to RabbitMQ."`
-	Closer   serveCmd `cmd:"" help:"Close unpaid orders when their timers come."`
-	Notifier serveCmd `cmd:"" help:"Mail buyers what became of their orders."`
-	All      serveCmd `cmd:"" help:"Run all services in this process, for a laptop or a test."`
+	Order      serveCmd `cmd:"" help:"Serve the HTTP API: place, look up, pay and extend orders. Needs Postgres only."`
+	Relay      serveCmd `cmd:"" help:"Publish the outbox to RabbitMQ."`
+	Closer     serveCmd `cmd:"" help:"Close unpaid orders when their timers come."`
+	Notifier   serveCmd `cmd:"" help:"Mail buyers what became of their orders."`
+	Reconciler serveCmd `cmd:"" help:"Store what failed for people to repair, replay it, and close orders that lost their timer."`
+	All        serveCmd `cmd:"" help:"Run all services in this process, for a laptop or a test."`
 
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database schema up to date."`
 	Topology    topologyCmd    `cmd:"" help:"Show every queue with its live depth, and the queues of dropped windows."`

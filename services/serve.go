@@ -9,6 +9,7 @@ import (
 	"example.com/ordertimeout/services/closer"
 	"example.com/ordertimeout/services/notifier"
 	"example.com/ordertimeout/services/order"
+	"example.com/ordertimeout/services/reconciler"
 	"example.com/ordertimeout/services/relay"
 )
 
@@ -27,11 +28,13 @@ func (serveCmd) Run(ctx context.Context, service string) error {
 		"relay":    a.addRelay,
 		"closer":   a.addCloser,
 		"notifier": a.addNotifier,
+
+		"reconciler": a.addReconciler,
 		"all": func() error {
 			if err := a.broker(); err != nil { // once, not for each service
 				return errors.Join(err, a.addOrder())
 			}
-			return errors.Join(a.addOrder(), a.addRelay(), a.addCloser(), a.addNotifier())
+			return errors.Join(a.addOrder(), a.addRelay(), a.addCloser(), a.addNotifier(), a.addReconciler())
 		},
 	}
 	if err := add[service](); err != nil {
@@ -98,5 +101,18 @@ func (a *app) addNotifier() error {
 		Registerer:    a.registry,
 	})
 	a.consume(rabbitmq.Notifier, rabbitmq.SubscriberConfig{Window: mailsInHand}, n.Handle)
+	return nil
+}
+
+func (a *app) addReconciler() error {
+	config, err := load[reconciler.ReplayConfig]()
+	if err := errors.Join(err, a.broker()); err != nil {
+		return err
+	}
+	logger := a.logger.With("service", "reconciler")
+	ingest := reconciler.NewIngest(a.parked(), a.topology, a.registry, logger)
+	a.subscribe("parking", a.topology.ParkingQueue(), rabbitmq.SubscriberConfig{}, ingest.Handle)
+	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, config.Limit, a.registry, logger)
+	a.workers = append(a.workers, replayer.Run)
 	return nil
 }

@@ -258,29 +258,37 @@ type ReplayVerdict struct {
 	Again  bool // nothing was done, its turn comes again
 }
 
+// SendResult counts what one pass did.
+type SendResult struct {
+	Taken int // messages whose turn came
+	Sent  int // of these
+	Again int // whose turn comes again
+}
+
 // Send takes up to limit waiting messages of a run that nobody else has in hand,
-// passes them to send and records its verdicts. It returns how many there were, and
-// how many of them have to come again.
+// passes them to send and records its verdicts.
 //
 // The rows are locked by an open transaction while send runs. A crash frees them: what
 // was sent by then is sent once more, unless its outcome came meanwhile.
-func (s *Replays) Send(ctx context.Context, runID string, limit int, send func(context.Context, []ReplayItem) []ReplayVerdict) (taken, again int, err error) {
+func (s *Replays) Send(ctx context.Context, runID string, limit int, send func(context.Context, []ReplayItem) []ReplayVerdict) (result SendResult, err error) {
 	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		items, err := claimItems(ctx, tx, runID, limit)
+		result = SendResult{Taken: len(items)}
 		if err != nil || len(items) == 0 {
-			taken, again = 0, 0
 			return err
 		}
 		verdicts := send(ctx, items)
-		taken, again = len(items), 0
 		for _, v := range verdicts {
-			if v.Again {
-				again++
+			switch {
+			case v.Again:
+				result.Again++
+			case v.Action == domain.ReplaySend:
+				result.Sent++
 			}
 		}
 		return recordVerdicts(ctx, tx, runID, items, verdicts)
 	})
-	return taken, again, err
+	return result, err
 }
 
 func claimItems(ctx context.Context, tx pgx.Tx, runID string, limit int) ([]ReplayItem, error) {

@@ -22,6 +22,8 @@ const (
 	metaRoutingKey = metaReadOnly + "routing_key"
 	metaQueue      = metaReadOnly + "queue"
 	metaDeath      = metaReadOnly + "header.x-death"
+
+	metaGeneratedID = metaReadOnly + "generated_id" // it came without an id of its own
 )
 
 // MaxMessageSize bounds a body, in bytes. The broker closes the channel over a
@@ -81,11 +83,11 @@ func (Marshaler) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	if d.Acknowledger == nil {
 		return nil, errors.New("not a delivery: the consumer was cancelled")
 	}
-	id := d.MessageId
-	if id == "" {
-		id = uuid.NewString() // a stranger's message: it still needs a name
+	msg := message.NewMessage(d.MessageId, d.Body)
+	if d.MessageId == "" { // a stranger's message: it still needs a name
+		msg.UUID = uuid.NewString()
+		msg.Metadata.Set(metaGeneratedID, "true")
 	}
-	msg := message.NewMessage(id, d.Body)
 	for key, value := range d.Headers {
 		text, isText := value.(string)
 		switch {

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -61,6 +62,11 @@ type Outcomes struct {
 	Logger    *slog.Logger
 	Stopping  <-chan struct{} // closed when the process drains: nothing is held any longer
 	Count     *prometheus.CounterVec
+
+	// Replayed is told, before the ack, that the consumer is done with a message that a
+	// replay had taken from a parking, or has put it back to wait for its time. When it
+	// fails the handler is called again.
+	Replayed func(ctx context.Context, parkedID string) error
 }
 
 // NewOutcomeCounter returns the counter of what became of messages, with labels
@@ -86,7 +92,7 @@ func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 	failed := attempts(msg)
 	wait := newHold()
 	for held := false; ; held = true {
-		err := recovering(next, msg)
+		err := o.attempt(msg, next)
 		decision := domain.Decide(err, failed, o.Ladder)
 		o.Count.WithLabelValues(string(o.Consumer), decision.Outcome.String(), decision.Class).Inc()
 		if !held || decision.Outcome != domain.Hold { // an outage is one line a message
@@ -103,6 +109,22 @@ func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 			return o.move(msg, decision, err)
 		}
 	}
+}
+
+// attempt calls the handler once and settles the replay that the message is part of.
+func (o Outcomes) attempt(msg *message.Message, next message.HandlerFunc) error {
+	err := recovering(next, msg)
+	parkedID := msg.Metadata.Get(MetaReplayOf)
+	var notDue *domain.NotDueError
+	if parkedID == "" || o.Replayed == nil || (err != nil && !errors.As(err, &notDue)) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), moveTimeout)
+	defer cancel()
+	if markErr := o.Replayed(ctx, parkedID); markErr != nil {
+		return fmt.Errorf("settling the replay: %w", markErr)
+	}
+	return err
 }
 
 // move publishes the message to where it goes next, however long that takes.
@@ -133,6 +155,7 @@ func (o Outcomes) outgoing(msg *message.Message, decision domain.Decision, cause
 	}
 	switch decision.Outcome {
 	case domain.Redelay:
+		delete(moved.Metadata, MetaReplayOf) // settled: from here on it is a timer like any other
 		return Outgoing{o.Topology.TimerRoute(decision.Wait), moved}
 	case domain.Retry:
 		o.tellStory(moved, msg, decision, cause)

@@ -21,6 +21,12 @@ const (
 	Notifier Consumer = "notifier" // events in: mails the buyer
 )
 
+// Consumers lists them.
+var Consumers = []Consumer{Closer, Notifier}
+
+// keyDeliveryLimit ends the routing key of what the broker itself parks.
+const keyDeliveryLimit = ".delivery_limit"
+
 // DeliveryLimit bounds how often a message may come back without an answer, because
 // its consumer crashed on it. Then the broker parks it. A quorum queue delivers one
 // time more than this.
@@ -151,7 +157,7 @@ func (t Topology) exchanges() []exchange {
 // the broker's major version.
 func (t Topology) queues(brokerMajor int) []queue {
 	all := []queue{{t.ParkingQueue(), parkingArgs(brokerMajor)}}
-	for _, c := range []Consumer{Closer, Notifier} {
+	for _, c := range Consumers {
 		all = append(all, queue{t.Queue(c), t.consumerArgs(c)})
 		for i, wait := range t.ladder {
 			all = append(all, queue{t.retryQueue(c, i+1), waitingArgs(wait, "", t.Queue(c))})
@@ -171,7 +177,7 @@ func (t Topology) bindings() []binding {
 	for _, typ := range domain.BuyerEvents {
 		all = append(all, binding{t.Queue(Notifier), t.eventsExchange(), string(typ)})
 	}
-	for _, c := range []Consumer{Closer, Notifier} {
+	for _, c := range Consumers {
 		for i := range t.ladder {
 			all = append(all, binding{t.retryQueue(c, i+1), t.retryExchange(), t.retryKey(c, i+1)})
 		}
@@ -195,7 +201,7 @@ func waitingArgs(ttl time.Duration, targetExchange, targetKey string) amqp.Table
 // the broker itself parks it.
 func (t Topology) consumerArgs(c Consumer) amqp.Table {
 	args := amqp.Table{"x-delivery-limit": int64(DeliveryLimit)}
-	return withDeadLetters(args, t.parkingExchange(), string(c)+".delivery_limit")
+	return withDeadLetters(args, t.parkingExchange(), string(c)+keyDeliveryLimit)
 }
 
 // withDeadLetters makes dead-lettering safe: at-least-once moves a message with

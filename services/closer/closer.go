@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/rabbitmq"
 )
 
 // Orders is the store: Update locks one order, lets decide change it by the database's
@@ -70,13 +71,17 @@ func (c *Closer) Handle(msg *message.Message) error {
 	// A shutdown ends the message's context; work in hand is finished all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), closeTimeout)
 	defer cancel()
-	return c.close(ctx, timer.OrderID, msg.UUID)
+	by := domain.ByTimer
+	if msg.Metadata.Get(rabbitmq.MetaReplayOf) != "" {
+		by = domain.ByReplay
+	}
+	return c.close(ctx, timer.OrderID, by, msg.UUID)
 }
 
-func (c *Closer) close(ctx context.Context, id domain.OrderID, messageID string) error {
+func (c *Closer) close(ctx context.Context, id domain.OrderID, by domain.ClosedBy, messageID string) error {
 	var closed bool
 	order, err := c.orders.Update(ctx, id, func(o *domain.Order, now time.Time) (err error) {
-		closed, err = o.Close(domain.ByTimer, now)
+		closed, err = o.Close(by, now)
 		return err
 	})
 	if err != nil {
@@ -87,9 +92,9 @@ func (c *Closer) close(ctx context.Context, id domain.OrderID, messageID string)
 		logger.Debug("nothing to close", "status", order.Status().String())
 		return nil
 	}
-	c.closed.WithLabelValues(domain.ByTimer.String()).Inc()
+	c.closed.WithLabelValues(by.String()).Inc()
 	lateness := time.Since(order.DueAt()) // the database's deadline by this machine's clock
 	c.lateness.Observe(max(0, lateness.Seconds()))
-	logger.Info("order closed", "due_at", order.DueAt().UTC(), "late", lateness.String())
+	logger.Info("order closed", "by", by.String(), "due_at", order.DueAt().UTC(), "late", lateness.String())
 	return nil
 }
