@@ -1,0 +1,45 @@
+package reconciler
+
+import (
+	"fmt"
+	"slices"
+
+	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/rabbitmq"
+)
+
+// maxPayload bounds an edited payload, in bytes; events are a few hundred.
+const maxPayload = 64 << 10
+
+// CheckPayload checks what an operator wants to send instead of a parked payload: it
+// must follow the event contract, and be something that this consumer handles. It
+// returns the order that it names.
+//
+// It returns a domain.FieldError for the field payload.
+func CheckPayload(consumer string, payload []byte) (domain.OrderID, error) {
+	refuse := func(got any, allowed string) error {
+		return &domain.FieldError{Field: "payload", Got: got, Allowed: allowed}
+	}
+	c, known := rabbitmq.ParseConsumer(consumer)
+	if !known {
+		return "", refuse("a message of nobody", "a message whose consumer is known")
+	}
+	if len(payload) > maxPayload {
+		return "", refuse(fmt.Sprintf("%d bytes", len(payload)), fmt.Sprintf("%d bytes at most", maxPayload))
+	}
+	event, err := domain.DecodeEvent(payload)
+	if err != nil {
+		return "", refuse(err.Error(), "a body that follows the event contract of this release")
+	}
+	if handled := handledBy(c); !slices.Contains(handled, event.Type()) {
+		return "", refuse(string(event.Type()), fmt.Sprintf("what the %s handles: %v", c, handled))
+	}
+	return event.Order(), nil
+}
+
+func handledBy(c rabbitmq.Consumer) []domain.EventType {
+	if c == rabbitmq.Closer {
+		return []domain.EventType{domain.TypeOrderTimeout}
+	}
+	return domain.BuyerEvents
+}
