@@ -29,6 +29,7 @@ type cli struct {
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database schema up to date."`
 	Topology    topologyCmd    `cmd:"" help:"Show every queue with its live depth, and the queues of dropped windows."`
 	Outbox      outboxCmd      `cmd:"" help:"List the messages that cannot be published, with their errors."`
+	Parked      parkedCmd      `cmd:"" help:"Look at what failed, replay it, edit it, discard it."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask this container's service whether it is ready; exit 1 if not."`
 
 	Version kong.VersionFlag `help:"Print the version and exit."`

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 )
 
@@ -43,3 +44,19 @@ func handledBy(c rabbitmq.Consumer) []domain.EventType {
 	}
 	return domain.BuyerEvents
 }
+
+// CheckReplay returns a domain.FieldError for a rate or a canary that makes no sense.
+func CheckReplay(r postgres.ReplayRequest) error {
+	if !(r.Rate >= 0 && r.Rate <= maxRate) {
+		return &domain.FieldError{Field: "rate", Got: r.Rate, Allowed: fmt.Sprintf("messages a second, up to %d, or 0 for as fast as it can", maxRate)}
+	}
+	if r.Canaries < 0 || r.Canaries > maxCanaries {
+		return &domain.FieldError{Field: "canary", Got: r.Canaries, Allowed: fmt.Sprintf("0 to %d messages", maxCanaries)}
+	}
+	return nil
+}
+
+const (
+	maxRate     = 100_000 // beyond what one broker takes
+	maxCanaries = 1000
+)
