@@ -60,6 +60,7 @@ type OrderClosed struct {
 }
 
 // RefundDue says that captured money must go back. There is one for a payment ID.
+// Amount and Currency are required: a refund without them would be one of nothing.
 type RefundDue struct {
 	OrderID   OrderID      `json:"order_id"`
 	PaymentID string       `json:"payment_id"`
@@ -162,6 +163,31 @@ func decodeAs[E Event](body []byte) (Event, error) {
 		return nil, malformed("payment_id is required")
 	}
 	return e, nil
+}
+
+// decodeRefund tells an amount of 0 from none.
+func decodeRefund(body []byte) (Event, error) {
+	event, err := decodeAs[RefundDue](body)
+	if err != nil {
+		return nil, err
+	}
+	var required struct {
+		Amount   *int64  `json:"amount"`
+		Currency *string `json:"currency"`
+	}
+	if err := json.Unmarshal(body, &required); err != nil {
+		return nil, malformed("%w", err)
+	}
+	if required.Amount == nil || required.Currency == nil {
+		return nil, malformed("amount and currency are required")
+	}
+	if *required.Amount < 0 {
+		return nil, malformed("%w", &FieldError{Field: "amount", Got: *required.Amount, Allowed: "0 or more minor units"})
+	}
+	if _, err := ParseCurrency(*required.Currency); err != nil {
+		return nil, malformed("%w", err)
+	}
+	return event, nil
 }
 
 func (e OrderPaid) payment() string { return e.PaymentID }

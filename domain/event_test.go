@@ -23,6 +23,7 @@ func TestEventsSurviveTheWire(t *testing.T) {
 		domain.OrderPaid{OrderID: someID, PaymentID: "p", PaidAt: at},
 		domain.OrderClosed{OrderID: someID, ClosedAt: at, ClosedBy: "timer"},
 		domain.RefundDue{OrderID: someID, PaymentID: "p", Amount: 1 << 60, Currency: "EUR", Reason: domain.RefundOrderClosed},
+		domain.RefundDue{OrderID: someID, PaymentID: "p", Amount: 0, Currency: "EUR"}, // a free order that was paid twice
 	} {
 		body, err := domain.EncodeEvent(event)
 		if err != nil {
@@ -94,6 +95,9 @@ func TestEventsOfOtherReleases(t *testing.T) {
 func malformedBodies() []string {
 	field := func(fields string) string { return `{"type":"order.timeout","version":1,` + fields + `}` }
 	id := `"order_id":"` + someID + `"`
+	refund := func(fields string) string {
+		return `{"type":"payment.refund_due","version":1,` + id + `,"payment_id":"p"` + fields + `}`
+	}
 	return []string{
 		"", "{", "null", "[]", "17", `"text"`, "{}", "{}{}", "\xff", `{"type":"order.timeout` + "\xff" + `","version":1,` + id + `}`,
 		"\ufeff{}", strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000), strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000),
@@ -105,7 +109,10 @@ func malformedBodies() []string {
 		`{"type":"order.timeout",` + id + `}`, `{"version":1,` + id + `}`, `{"type":null,"version":1,` + id + `}`,
 		`{"type":"order.timeout","version":"1",` + id + `}`, `{"type":"order.timeout","version":1.5,` + id + `}`,
 		`{"type":"order.timeout","version":1e99,` + id + `}`, `{"type":"order.timeout","version":99999999999999999999,` + id + `}`, `{"type":7,"version":1,` + id + `}`,
-		`{"type":"payment.refund_due","version":1,` + id + `}`, `{"type":"order.paid","version":1,` + id + `,"payment_id":""}`,
+		`{"type":"payment.refund_due","version":1,` + id + `}`, refund(``), refund(`,"amount":5`), refund(`,"currency":"EUR"`),
+		refund(`,"amount":null,"currency":"EUR"`), refund(`,"amount":5,"currency":null`), refund(`,"amount":-1,"currency":"EUR"`),
+		refund(`,"amount":5,"currency":""`), refund(`,"amount":5,"currency":"euro"`), refund(`,"amount":"5","currency":"EUR"`),
+		`{"type":"order.paid","version":1,` + id + `,"payment_id":""}`,
 	}
 }
 
