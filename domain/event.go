@@ -145,7 +145,7 @@ func DecodeEvent(body []byte) (Event, error) {
 	case TypeOrderClosed:
 		return decodeAs[OrderClosed](body)
 	case TypeRefundDue:
-		return decodeAs[RefundDue](body)
+		return decodeRefund(body)
 	default:
 		return nil, &UnsupportedEventError{Type: clip(string(*head.Type), 64), Version: *head.Version}
 	}
