@@ -26,7 +26,7 @@ CREATE TABLE parked_messages (
     payload         bytea NOT NULL,        -- as it was parked, for good
     edited_payload  bytea,                 -- what a replay sends instead
     previous_id     uuid REFERENCES parked_messages (id),
-    replays         int NOT NULL DEFAULT 0, -- of this message, over all its rows
+    replays         int NOT NULL DEFAULT 0, -- of this message before this parking
     settled_at      timestamptz,
     reason          text,                  -- why it was resolved or discarded
     CONSTRAINT parked_status CHECK (
@@ -77,7 +77,8 @@ CREATE TABLE replay_items (
     PRIMARY KEY (run_id, parked_id)
 );
 
-CREATE INDEX replay_items_outcome ON replay_items (run_id, outcome, parked_id);
+CREATE INDEX replay_items_waiting ON replay_items (run_id, parked_id) WHERE outcome = 'waiting';
+CREATE INDEX replay_items_parked ON replay_items (parked_id);
 CREATE UNIQUE INDEX replay_items_open ON replay_items (parked_id) WHERE outcome IN ('waiting', 'sent');
 
 -- Who did what to failed messages, kept for good.

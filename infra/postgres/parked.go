@@ -101,7 +101,7 @@ func (s *Parked) Store(ctx context.Context, key []byte, m ParkedMessage) (stored
 		tag, err := tx.Exec(ctx, `
 			INSERT INTO parked_messages (id, parking_key, consumer, type, message_id, order_id, class, error, group_id, attempts,
 				queue, exchange, routing_key, first_failed_at, last_failed_at, headers, story, payload, previous_id, replays)
-			SELECT $1, $2, $3, $4, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, p.id, coalesce(p.replays, 0)
+			SELECT $1, $2, $3, $4, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, p.id, coalesce(`+replaysOf+`, 0)
 			FROM (SELECT) AS one LEFT JOIN parked_messages p ON p.id = nullif($19, '')::uuid
 			ON CONFLICT (parking_key) DO NOTHING`,
 			id.String(), key, text(m.Consumer), text(m.Type), text(m.MessageID), string(m.OrderID), text(m.Class), text(m.Error),
@@ -303,8 +303,11 @@ const parkedColumns = `
 	p.id::text, p.status, p.consumer, p.type, p.message_id, coalesce(p.order_id::text, ''), p.class, p.error, p.group_id, p.attempts,
 	p.queue, p.exchange, p.routing_key, p.first_failed_at, p.last_failed_at, p.parked_at, p.headers, p.story, p.payload, p.edited_payload,
 	coalesce(p.previous_id::text, ''),
-	coalesce((SELECT n.id::text FROM parked_messages n WHERE n.previous_id = p.id ORDER BY n.id DESC LIMIT 1), ''),
-	p.replays, p.settled_at, coalesce(p.reason, '')`
+	coalesce((SELECT max(n.id::text) FROM parked_messages n WHERE n.previous_id = p.id), ''),
+	` + replaysOf + `, p.settled_at, coalesce(p.reason, '')`
+
+// replaysOf counts how often the message of the row p was sent, over all its parkings.
+const replaysOf = `(p.replays + (SELECT count(*) FROM replay_items i WHERE i.parked_id = p.id AND i.sent_at IS NOT NULL))::int`
 
 func scanParked(row pgx.CollectableRow) (ParkedMessage, error) { return scanParkedAnd(row) }
 

@@ -322,7 +322,6 @@ func recordVerdicts(ctx context.Context, tx pgx.Tx, runID string, items []Replay
 	var batch pgx.Batch
 	if sent := ids[domain.ReplaySend]; len(sent) > 0 {
 		batch.Queue(`UPDATE replay_items SET outcome = 'sent', sent_at = clock_timestamp() WHERE run_id = $1 AND parked_id = ANY($2)`, runID, sent)
-		batch.Queue(`UPDATE parked_messages SET replays = replays + 1 WHERE id = ANY($1)`, sent)
 	}
 	settle := func(action domain.ReplayAction, outcome, parked string) {
 		if len(ids[action]) == 0 {
@@ -363,7 +362,7 @@ func settleReplays(ctx context.Context, tx pgx.Tx, parkedIDs []string, outcome P
 			SELECT run_id, parked_id FROM replay_items WHERE parked_id = ANY($1) AND outcome IN ('waiting', 'sent', 'unknown')
 			ORDER BY parked_id, run_id FOR UPDATE
 		)
-		UPDATE replay_items i SET outcome = $2, reason = nullif($3, ''), settled_at = now()
+		UPDATE replay_items i SET outcome = $2, reason = nullif($3, ''), settled_at = now(), sent_at = coalesce(i.sent_at, now())
 		FROM open WHERE i.run_id = open.run_id AND i.parked_id = open.parked_id`, parkedIDs, string(outcome), clipText(reason))
 	batch.Queue(`
 		WITH open AS (
