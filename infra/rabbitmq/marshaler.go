@@ -26,9 +26,10 @@ const (
 	metaGeneratedID = metaReadOnly + "generated_id" // it came without an id of its own
 )
 
-// MaxMessageSize bounds a body, in bytes. The broker closes the channel over a
-// message that is too large for it (16 MiB from version 4), and everything else that
-// was on its way with it; ours are a few hundred bytes.
+// MaxMessageSize bounds a body that is published, in bytes. The broker closes the
+// channel over a message that is too large for it (16 MiB from version 4), and
+// everything else that was on its way with it; ours are a few hundred bytes. A body that
+// the broker delivered is moved on whatever its size: the broker took it before.
 const MaxMessageSize = 1 << 20
 
 const (
@@ -50,12 +51,8 @@ var _ wamqp.Marshaler = Marshaler{}
 // own x-* and what only describes a delivery: a broker of version 3 drops replayed
 // messages as a cycle when a client sends x-death back.
 //
-// It returns ErrTooLarge for a body beyond MaxMessageSize. Header values are clipped,
-// and dropped once they no longer fit a frame.
+// It never fails. Header values are clipped, and dropped once they no longer fit a frame.
 func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
-	if len(msg.Payload) > MaxMessageSize {
-		return amqp.Publishing{}, fmt.Errorf("%w: %d bytes, allowed: %d", ErrTooLarge, len(msg.Payload), MaxMessageSize)
-	}
 	headers := amqp.Table{}
 	size := 0
 	for _, key := range sortedOwnFirst(msg.Metadata) {

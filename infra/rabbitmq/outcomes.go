@@ -130,6 +130,7 @@ func (o Outcomes) attempt(msg *message.Message, next message.HandlerFunc) error 
 // move publishes the message to where it goes next, however long that takes.
 func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause error) error {
 	out := o.outgoing(msg, decision, cause)
+	out.delivered = true
 	for wait := newHold(); ; {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), moveTimeout)
 		err := o.Publisher.PublishAll(ctx, []Outgoing{out})[0]
@@ -156,13 +157,13 @@ func (o Outcomes) outgoing(msg *message.Message, decision domain.Decision, cause
 	switch decision.Outcome {
 	case domain.Redelay:
 		delete(moved.Metadata, MetaReplayOf) // settled: from here on it is a timer like any other
-		return Outgoing{o.Topology.TimerRoute(decision.Wait), moved}
+		return Outgoing{Route: o.Topology.TimerRoute(decision.Wait), Message: moved}
 	case domain.Retry:
 		o.tellStory(moved, msg, decision, cause)
-		return Outgoing{o.Topology.RetryRoute(o.Consumer, decision.Attempt), moved}
+		return Outgoing{Route: o.Topology.RetryRoute(o.Consumer, decision.Attempt), Message: moved}
 	default:
 		o.tellStory(moved, msg, decision, cause)
-		return Outgoing{o.Topology.ParkingRoute(o.Consumer), moved}
+		return Outgoing{Route: o.Topology.ParkingRoute(o.Consumer), Message: moved}
 	}
 }
 

@@ -127,7 +127,7 @@ func (t Topology) Replay(c Consumer, id, parkedID, eventType string, headers map
 	}
 	msg.Metadata.Set(MetaType, eventType)
 	msg.Metadata.Set(MetaReplayOf, parkedID)
-	return Outgoing{Route{Key: t.Queue(c)}, msg}
+	return Outgoing{Route: Route{Key: t.Queue(c)}, Message: msg}
 }
 
 // death is one entry of the broker's history of a message.

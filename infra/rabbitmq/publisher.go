@@ -51,6 +51,8 @@ func (e *RefusedError) Error() string {
 type Outgoing struct {
 	Route   Route
 	Message *message.Message
+
+	delivered bool // the body came from the broker: MaxMessageSize does not bound it
 }
 
 // Publisher sends persistent, mandatory messages and waits for the broker's confirm.
@@ -80,7 +82,7 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	route := parseTopic(topic)
 	out := make([]Outgoing, len(messages))
 	for i, msg := range messages {
-		out[i] = Outgoing{route, msg}
+		out[i] = Outgoing{Route: route, Message: msg}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
 	defer cancel()
@@ -244,6 +246,9 @@ func newPublishing(ch *amqp.Channel) (*publishing, error) {
 }
 
 func (s *publishing) publish(o Outgoing) (*amqp.DeferredConfirmation, error) {
+	if size := len(o.Message.Payload); size > MaxMessageSize && !o.delivered {
+		return nil, fmt.Errorf("%w: %d bytes, allowed: %d", ErrTooLarge, size, MaxMessageSize)
+	}
 	msg, err := Marshaler{}.Marshal(o.Message)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,55 @@
+package rabbitmq_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"example.com/ordertimeout/infra/rabbitmq"
+)
+
+// What the broker delivered can always be moved on, although a publisher of this
+// application refuses to send anything as large.
+func TestLargeMessageIsMovedToParking(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	body := bytes.Repeat([]byte("x"), 3*rabbitmq.MaxMessageSize)
+	err := f.raw.PublishWithContext(f.ctx(), "", f.topology.Queue(rabbitmq.Closer), true, false, amqp.Publishing{Body: body})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.consume(func(*message.Message) error { return errors.New("always") })
+	parked := f.get(f.topology.ParkingQueue())
+	if !bytes.Equal(parked.Body, body) || parked.Headers[rabbitmq.MetaAttempts] != "3" {
+		t.Errorf("parked %d bytes after %v attempts", len(parked.Body), parked.Headers[rabbitmq.MetaAttempts])
+	}
+}
+
+// A handler that overran its own deadline leaves a message whose context is dead. The
+// message climbs the ladder and is parked all the same.
+func TestHandlerBeyondItsDeadlineIsParked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	calls := make(chan struct{}, 10)
+	f.consume(func(msg *message.Message) error {
+		calls <- struct{}{}
+		ctx, cancel := context.WithTimeout(msg.Context(), time.Millisecond)
+		defer cancel()
+		msg.SetContext(ctx) // as a timeout middleware does
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	f.publish(f.topology.TimerRoute(0), "x")
+	parked := f.get(f.topology.ParkingQueue())
+	if len(calls) != len(f.ladder)+1 {
+		t.Errorf("handled %d times, want %d", len(calls), len(f.ladder)+1)
+	}
+	if parked.Headers[rabbitmq.MetaErrorClass] != "transient" || parked.Headers[rabbitmq.MetaError] != context.DeadlineExceeded.Error() {
+		t.Errorf("class %v, error %v", parked.Headers[rabbitmq.MetaErrorClass], parked.Headers[rabbitmq.MetaError])
+	}
+}
