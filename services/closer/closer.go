@@ -13,6 +13,7 @@ import (
 
 	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/rabbitmq"
+	"example.com/ordertimeout/infra/telemetry"
 )
 
 // Orders is the store: Update locks one order, lets decide change it by the database's
@@ -28,28 +29,12 @@ const closeTimeout = 15 * time.Second
 type Closer struct {
 	orders   Orders
 	logger   *slog.Logger
-	closed   *prometheus.CounterVec
-	lateness prometheus.Histogram
+	closings telemetry.Closings
 }
 
 // New returns a closer that registers its metrics with reg.
 func New(orders Orders, reg prometheus.Registerer, logger *slog.Logger) *Closer {
-	c := &Closer{
-		orders: orders,
-		logger: logger,
-		closed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ordertimeout_orders_closed_total",
-			Help: "Unpaid orders closed, by the path that closed them: timer, sweep or replay.",
-		}, []string{"by"}),
-		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ordertimeout_close_lateness_seconds",
-			Help: "Time from an order's deadline to its committed close.",
-			// From the milliseconds of a healthy broker to an hour's outage.
-			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600},
-		}),
-	}
-	reg.MustRegister(c.closed, c.lateness)
-	return c
+	return &Closer{orders: orders, logger: logger, closings: telemetry.NewClosings(reg)}
 }
 
 // Handle is the handler of the timeout queue. It returns nil only after the
@@ -92,9 +77,8 @@ func (c *Closer) close(ctx context.Context, id domain.OrderID, by domain.ClosedB
 		logger.Debug("nothing to close", "status", order.Status().String())
 		return nil
 	}
-	c.closed.WithLabelValues(by.String()).Inc()
 	lateness := time.Since(order.DueAt()) // the database's deadline by this machine's clock
-	c.lateness.Observe(max(0, lateness.Seconds()))
+	c.closings.Add(by, lateness)
 	logger.Info("order closed", "by", by.String(), "due_at", order.DueAt().UTC(), "late", lateness.String())
 	return nil
 }
