@@ -72,11 +72,18 @@ func (a *app) addRelay() error {
 	return nil
 }
 
+// faultVariable names the order whose closes fail, in a build that can do so.
+const faultVariable = "FAULT_CLOSE"
+
 func (a *app) addCloser() error {
 	if err := a.broker(); err != nil {
 		return err
 	}
-	c := closer.New(a.orders(), a.registry, a.logger.With("service", "closer"))
+	orders, err := faulty(a.orders())
+	if err != nil {
+		return err
+	}
+	c := closer.New(orders, a.registry, a.logger.With("service", "closer"))
 	a.consume(rabbitmq.Closer, rabbitmq.SubscriberConfig{}, c.Handle)
 	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -28,7 +29,7 @@ func (t *timeline) sayf(component, format string, args ...any) {
 }
 
 func (t *timeline) print(component, text string) {
-	fmt.Printf("%7.3f s  %-8s  %s\n", time.Since(t.began).Seconds(), component, text)
+	fmt.Printf("%7.3f s  %-10s  %s\n", time.Since(t.began).Seconds(), component, text)
 }
 
 // follow turns a service's log line into a line of the story, if it belongs to it.
@@ -42,6 +43,10 @@ func (t *timeline) follow(line []byte) {
 		Type    string `json:"type"`
 		Kind    string `json:"kind"`
 		Result  string `json:"result"`
+		Error   string `json:"error"`
+		Attempt int    `json:"attempt"`
+		Sent    int    `json:"sent"`
+		By      string `json:"by"`
 	}
 	if json.Unmarshal(line, &entry) != nil {
 		return
@@ -49,15 +54,30 @@ func (t *timeline) follow(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	name := t.names[entry.OrderID]
+	for id, known := range t.names {
+		if name == "" && strings.Contains(entry.Error, id) {
+			name = known
+		}
+	}
 	switch entry.Msg {
 	case "message published":
 		t.print("relay", fmt.Sprintf("%s: %s is in the broker, %s after its commit", name, entry.Type, rounded(entry.Waited)))
 	case "timer is not due yet":
 		t.print("closer", "a timer came early and waits for the other "+rounded(entry.Wait))
 	case "order closed":
-		t.print("closer", fmt.Sprintf("%s closed, %s late; its stock is back", name, rounded(entry.Late)))
+		by := ""
+		if entry.By != "timer" {
+			by = " by " + entry.By
+		}
+		t.print("closer", fmt.Sprintf("%s closed%s, %s late; its stock is back", name, by, rounded(entry.Late)))
 	case "nothing to close":
 		t.print("closer", name+": its timer found nothing to do")
+	case "handling failed, message waits on the ladder":
+		t.print("closer", fmt.Sprintf("%s: attempt %d failed, the message waits %s on the ladder", name, entry.Attempt, entry.Wait))
+	case "handling failed for good, message parked":
+		t.print("closer", fmt.Sprintf("%s: attempt %d failed, the message goes to the parking queue", name, entry.Attempt))
+	case "parked message stored":
+		t.print("reconciler", fmt.Sprintf("%s: parked with its story, for a person to look at", name))
 	case "buyer notification decided":
 		if entry.Result == "sent" {
 			t.print("notifier", fmt.Sprintf("%s: mail sent (%s)", name, entry.Kind))

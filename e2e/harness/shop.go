@@ -119,8 +119,19 @@ type Process struct {
 // Start starts a service without waiting for it; env adds to the shop's environment.
 func (s *Shop) Start(service string, env ...string) *Process {
 	s.t.Helper()
+	return s.start(Binary(s.t), service, env...)
+}
+
+// StartFaulty starts a closer that fails to close one order, as a release with a bug.
+func (s *Shop) StartFaulty(orderID string) *Process {
+	s.t.Helper()
+	return s.start(faultyBinary(s.t), "closer", "FAULT_CLOSE="+orderID)
+}
+
+func (s *Shop) start(binary, service string, env ...string) *Process {
+	s.t.Helper()
 	p := &Process{Name: service, Metrics: freeAddr(s.t), t: s.t, log: &log{}, ended: make(chan struct{})}
-	p.cmd = exec.Command(Binary(s.t), service)
+	p.cmd = exec.Command(binary, service)
 	for key, value := range s.env {
 		p.cmd.Env = append(p.cmd.Env, key+"="+value)
 	}
@@ -226,6 +237,17 @@ func (p *Process) Log() string { return p.log.String() }
 // Binary builds the program once for all tests of a run.
 func Binary(t testing.TB) string {
 	t.Helper()
+	return built(t, build)
+}
+
+// faultyBinary is the same program, built so that it can be made to fail.
+func faultyBinary(t testing.TB) string {
+	t.Helper()
+	return built(t, buildFaulty)
+}
+
+func built(t testing.TB, build func() (string, error)) string {
+	t.Helper()
 	path, err := build()
 	if err != nil {
 		t.Fatal(err)
@@ -233,23 +255,31 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-var build = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "ordertimeout-e2e-")
+var (
+	build       = sync.OnceValues(func() (string, error) { return compile("ordertimeout") })
+	buildFaulty = sync.OnceValues(func() (string, error) { return compile("ordertimeout-faulty", "-tags=faults") })
+
+	binaries = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "ordertimeout-e2e-") })
+)
+
+func compile(name string, flags ...string) (string, error) {
+	dir, err := binaries()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "ordertimeout")
-	out, err := exec.Command("go", "build", "-o", path, "example.com/ordertimeout/services").CombinedOutput()
+	path := filepath.Join(dir, name)
+	args := append(append([]string{"build"}, flags...), "-o", path, "example.com/ordertimeout/services")
+	out, err := exec.Command("go", args...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build: %w: %s", err, out)
 	}
 	return path, nil
-})
+}
 
-// RemoveBinary removes what Binary built; a TestMain calls it at the end.
+// RemoveBinary removes what was built; a TestMain calls it at the end.
 func RemoveBinary() {
-	if path, err := build(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if dir, err := binaries(); err == nil {
+		_ = os.RemoveAll(dir)
 	}
 }
 
