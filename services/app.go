@@ -16,11 +16,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
+	"example.com/ordertimeout/infra/httpapi"
 	"example.com/ordertimeout/infra/httpserver"
 	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/telemetry"
-	"example.com/ordertimeout/services/order"
 )
 
 // app is one running process: what its services share, and what each of them runs.
@@ -146,11 +146,11 @@ func (a *app) subscribe(name, queue string, config rabbitmq.SubscriberConfig, ha
 	})
 }
 
-// serveAPI serves the order service's calls, and its health beside them for a load
-// balancer that sees this port only.
-func (a *app) serveAPI(addr string, api *order.Handler) {
+// serveAPI serves a service's calls, and its health beside them for a load balancer that
+// sees this port only. check is what health calls it.
+func (a *app) serveAPI(service, check, addr string, api *httpapi.API) {
 	var listening atomic.Bool
-	a.check("api", func(context.Context) error {
+	a.check(check, func(context.Context) error {
 		if !listening.Load() {
 			return errors.New("not listening yet")
 		}
@@ -164,8 +164,13 @@ func (a *app) serveAPI(addr string, api *order.Handler) {
 		listening.Store(true)
 		api.Handle("GET /healthz", telemetry.Healthz(a.checks))
 		api.Handle("GET /readyz", telemetry.Readyz(a.checks))
-		return httpserver.Serve(ctx, listener, api, a.logger.With("service", "order"))
+		return httpserver.Serve(ctx, listener, api, a.logger.With("service", service))
 	})
+}
+
+// labelled keeps the metrics apart that several services have under the same names.
+func (a *app) labelled(service string) prometheus.Registerer {
+	return prometheus.WrapRegistererWith(prometheus.Labels{"service": service}, a.registry)
 }
 
 // run works until ctx ends or a part fails, then drains. Health and metrics are served

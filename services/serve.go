@@ -52,13 +52,13 @@ func (a *app) addOrder() error {
 		Orders:  a.orders(),
 		Stock:   a.stock(),
 		Log:     a.logger.With("service", "order"),
-		Metrics: a.registry,
+		Metrics: a.labelled("order"),
 		Version: version,
 	})
 	if err != nil {
 		return err
 	}
-	a.serveAPI(config.Addr, handler)
+	a.serveAPI("order", "api", config.Addr, handler.API)
 	return nil
 }
 

@@ -3,11 +3,10 @@ package order
 import (
 	"encoding/base64"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 )
 
 // Config is what the order service reads from the environment.
@@ -18,39 +17,22 @@ type Config struct {
 	Windows       domain.Windows `env:"PAYMENT_WINDOWS" envDefault:"30m"`
 }
 
-const (
-	minTokenLength = 16 // short enough to type, long enough not to be guessed over a network
-	minSecretBytes = 24 // the least that the Standard Webhooks specification allows
-)
+// minSecretBytes is the least that the Standard Webhooks specification allows.
+const minSecretBytes = 24
 
 // Validate returns a FieldError that names the variable and never shows a secret.
 func (c Config) Validate() error {
-	if err := validateAddr(c.Addr); err != nil {
+	if err := httpapi.ValidateAddr("ORDER_ADDR", c.Addr); err != nil {
 		return err
 	}
-	if n := len(c.OperatorToken); n < minTokenLength {
-		return &domain.FieldError{
-			Field: "OPERATOR_TOKEN", Got: fmt.Sprintf("%d characters", n),
-			Allowed: fmt.Sprintf("%d characters or more", minTokenLength),
-		}
+	if err := httpapi.ValidateToken("OPERATOR_TOKEN", c.OperatorToken); err != nil {
+		return err
 	}
 	if _, err := decodeSecret(c.WebhookSecret); err != nil {
 		return err
 	}
 	if len(c.Windows) == 0 {
 		return &domain.FieldError{Field: "PAYMENT_WINDOWS", Got: "", Allowed: "one or more durations, such as 30m,10m"}
-	}
-	return nil
-}
-
-func validateAddr(addr string) error {
-	bad := &domain.FieldError{Field: "ORDER_ADDR", Got: addr, Allowed: "host:port or :port, with a port from 0 to 65535"}
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return bad
-	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return bad
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 )
 
 type extendInput struct {
@@ -21,22 +22,22 @@ type extensionJSON struct {
 	By    string     `json:"by,omitempty" minLength:"1" maxLength:"64" example:"15m" doc:"How far to move the present deadline, as a Go duration; negative moves it back."`
 }
 
-func (h *Handler) addExtend(api huma.API) {
-	add(h, api, call[extendInput, orderOutput]{
-		op: huma.Operation{
+func (h *Handler) addExtend(api *httpapi.API) {
+	httpapi.Add(api, httpapi.Call[extendInput, orderOutput]{
+		Op: huma.Operation{
 			OperationID: "extendOrder", Method: http.MethodPost, Path: "/v1/orders/{id}/extension", Tags: []string{tagOrders},
 			Summary: "Move an order's deadline",
 			Description: "Exactly one of `due_at` and `by`. The new deadline must be in the future and at most 90 days away. " +
 				"Repeating a call with `by` moves the deadline again; with `due_at` it does not.",
 		},
-		operator: true,
-		do:       h.extend,
-		request:  extensionJSON{By: "15m"},
-		response: exampleOrder,
-		refusals: []refusal{
-			{"No order has this id.", domain.ErrOrderNotFound},
-			{"The order is paid or closed.", domain.ErrNotPending},
-			{badValue, &domain.FieldError{Field: "by", Got: "-2h", Allowed: "a new deadline after 2026-01-01T12:00:00Z and within 2160h0m0s"}},
+		Operator: true,
+		Do:       h.extend,
+		Request:  extensionJSON{By: "15m"},
+		Response: exampleOrder,
+		Refusals: []httpapi.Refusal{
+			{When: "No order has this id.", Err: domain.ErrOrderNotFound},
+			{When: "The order is paid or closed.", Err: domain.ErrNotPending},
+			{When: badValue, Err: &domain.FieldError{Field: "by", Got: "-2h", Allowed: "a new deadline after 2026-01-01T12:00:00Z and within 2160h0m0s"}},
 		},
 	})
 }
@@ -50,7 +51,7 @@ func (h *Handler) extend(ctx context.Context, in *extendInput) (*orderOutput, er
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := uninterrupted(ctx)
+	ctx, cancel := httpapi.Uninterrupted(ctx)
 	defer cancel()
 	order, err := h.orders.Update(ctx, id, func(order *domain.Order, now time.Time) error {
 		err := order.Extend(deadline(order.DueAt()), now)

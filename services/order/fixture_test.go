@@ -21,6 +21,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/postgres/postgrestest"
 )
@@ -243,15 +244,21 @@ func (a answer) into(t *testing.T, status int, v any) {
 	}
 }
 
+// problemAnswer is any problem as it came.
+type problemAnswer struct {
+	httpapi.Problem
+	soldOutJSON
+}
+
 // wantProblem checks that the answer is a whole problem, and names field unless that
 // is empty.
-func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemError {
+func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemAnswer {
 	t.Helper()
 	a.want(t, status)
-	if got := a.header.Get("Content-Type"); got != problemContentType {
-		t.Fatalf("content type: got %q, want %q; body %s", got, problemContentType, a.body)
+	if got := a.header.Get("Content-Type"); got != httpapi.ProblemContentType {
+		t.Fatalf("content type: got %q, want %q; body %s", got, httpapi.ProblemContentType, a.body)
 	}
-	var p problemError
+	var p problemAnswer
 	if err := json.Unmarshal(a.body, &p); err != nil {
 		t.Fatalf("%v in %s", err, a.body)
 	}

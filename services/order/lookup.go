@@ -7,6 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 	"example.com/ordertimeout/infra/postgres"
 )
 
@@ -18,18 +19,18 @@ type orderOutput struct {
 	Body orderJSON
 }
 
-func (h *Handler) addGet(api huma.API) {
-	add(h, api, call[getInput, orderOutput]{
-		op: huma.Operation{
+func (h *Handler) addGet(api *httpapi.API) {
+	httpapi.Add(api, httpapi.Call[getInput, orderOutput]{
+		Op: huma.Operation{
 			OperationID: "getOrder", Method: http.MethodGet, Path: "/v1/orders/{id}", Tags: []string{tagOrders},
 			Summary:     "Look up an order",
 			Description: "Shows the order as it stands. Who knows the id can see it: ids are not secret, so keep this call behind the shop's own front end.",
 		},
-		do:       h.get,
-		response: exampleOrder,
-		refusals: []refusal{
-			{"No order has this id.", domain.ErrOrderNotFound},
-			{"The id is not a UUID.", &domain.FieldError{Field: "id", Got: "1234", Allowed: "a UUID"}},
+		Do:       h.get,
+		Response: exampleOrder,
+		Refusals: []httpapi.Refusal{
+			{When: "No order has this id.", Err: domain.ErrOrderNotFound},
+			{When: "The id is not a UUID.", Err: &domain.FieldError{Field: "id", Got: "1234", Allowed: "a UUID"}},
 		},
 	})
 }
@@ -51,18 +52,14 @@ func parsePathID(ctx context.Context, text string) (domain.OrderID, error) {
 	if err != nil {
 		return "", &domain.FieldError{Field: "id", Got: text, Allowed: "a UUID"}
 	}
-	requestInfo(ctx).orderID = id
+	noteOrder(ctx, id)
 	return id, nil
 }
 
-// Page is what every list takes.
-type Page struct {
-	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"How many items an answer has at most."`
-	Cursor string `query:"cursor" maxLength:"200" doc:"next_cursor of the answer before; absent for the first page."`
-}
+func noteOrder(ctx context.Context, id domain.OrderID) { httpapi.Note(ctx, "order_id", string(id)) }
 
 type listInput struct {
-	Page
+	httpapi.Page
 
 	Status string `query:"status" enum:"pending,paid,closed" doc:"Only orders that stand so."`
 }
@@ -76,10 +73,10 @@ type listOutput struct {
 	Body orderListJSON
 }
 
-func (h *Handler) addList(api huma.API) {
+func (h *Handler) addList(api *httpapi.API) {
 	next := *encodeOrderCursor(domain.OrderID(exampleOrder.ID))
-	add(h, api, call[listInput, listOutput]{
-		op: huma.Operation{
+	httpapi.Add(api, httpapi.Call[listInput, listOutput]{
+		Op: huma.Operation{
 			OperationID: "listOrders", Method: http.MethodGet, Path: "/v1/orders", Tags: []string{tagOrders},
 			Summary: "List orders",
 			Description: "Newest first. Following `next_cursor` to its end shows every order that was there at the start exactly once, " +
@@ -87,10 +84,10 @@ func (h *Handler) addList(api huma.API) {
 				"The list shows buyers' addresses and needs no token: like looking up one order it is meant for the shop's own back end, " +
 				"so do not expose it to the internet.",
 		},
-		do:       h.list,
-		response: orderListJSON{Items: []orderJSON{exampleOrder}, NextCursor: &next},
-		refusals: []refusal{
-			{"A parameter cannot be accepted.", badCursor("abc")},
+		Do:       h.list,
+		Response: orderListJSON{Items: []orderJSON{exampleOrder}, NextCursor: &next},
+		Refusals: []httpapi.Refusal{
+			{When: "A parameter cannot be accepted.", Err: httpapi.BadCursor("abc")},
 		},
 	})
 }
@@ -100,7 +97,7 @@ func (h *Handler) list(ctx context.Context, in *listInput) (*listOutput, error) 
 	if err != nil {
 		return nil, err
 	}
-	query := postgres.ListQuery{Limit: in.Limit + 1, Before: before} // one more tells whether there is a next page
+	query := postgres.ListQuery{Limit: in.Fetch(), Before: before}
 	if in.Status != "" {
 		if query.Status, err = domain.ParseStatus(in.Status); err != nil {
 			return nil, err
@@ -110,11 +107,7 @@ func (h *Handler) list(ctx context.Context, in *listInput) (*listOutput, error) 
 	if err != nil {
 		return nil, err
 	}
-	var next *string
-	if len(orders) > in.Limit {
-		orders = orders[:in.Limit]
-		next = encodeOrderCursor(orders[in.Limit-1].ID())
-	}
+	orders, next := httpapi.Cut(in.Page, orders, func(o *domain.Order) *string { return encodeOrderCursor(o.ID()) })
 	items := make([]orderJSON, len(orders))
 	for i, o := range orders {
 		items[i] = showOrder(o)

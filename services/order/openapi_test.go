@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"example.com/ordertimeout/infra/httpapi"
 )
 
 type anyMap = map[string]any
@@ -83,7 +85,7 @@ func TestEveryOperationIsDocumented(t *testing.T) {
 					}
 				}
 				for status, r := range responses {
-					contentType := problemContentType
+					contentType := httpapi.ProblemContentType
 					if status < "400" {
 						contentType = "application/json"
 					}

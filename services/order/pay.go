@@ -10,6 +10,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 )
 
 // errSignature: the webhook's sender is not proven. Errors that wrap it say why.
@@ -42,10 +43,10 @@ type paymentResultJSON struct {
 	RefundReason *string `json:"refund_reason" nullable:"true" doc:"order_closed or already_paid; null unless outcome is refund_due."`
 }
 
-func (h *Handler) addPay(api huma.API) {
+func (h *Handler) addPay(api *httpapi.API) {
 	mismatch := &domain.AmountMismatchError{Got: 1700, Want: 1750, GotCurrency: exampleCurrency, WantCurrency: exampleCurrency}
-	add(h, api, call[payInput, payOutput]{
-		op: huma.Operation{
+	httpapi.Add(api, httpapi.Call[payInput, payOutput]{
+		Op: huma.Operation{
 			OperationID: "reportPayment", Method: http.MethodPost, Path: "/v1/payments", Tags: []string{tagPayments},
 			Summary: "Report a captured payment (webhook)",
 			Description: "Called by the payment provider, signed by the [Standard Webhooks](https://www.standardwebhooks.com) scheme: " +
@@ -61,16 +62,16 @@ func (h *Handler) addPay(api huma.API) {
 				webhookHeader(standardwebhooks.HeaderWebhookSignature, "One or more signatures, separated by spaces.", "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="),
 			},
 		},
-		verify:   h.verifySignature,
-		do:       h.pay,
-		request:  examplePayment,
-		response: paymentResultJSON{PaymentID: examplePayment.PaymentID, OrderID: exampleOrder.ID, OrderStatus: "paid", Outcome: "accepted"},
-		refusals: []refusal{
-			{"The signature is missing, wrong or too old.", fmt.Errorf("%w: no signature matches", errSignature)},
-			{"No order has this id. Nothing was recorded.", domain.ErrOrderNotFound},
-			{"Amount or currency are not the order's. Nothing was recorded.", mismatch},
-			{"The payment was reported before with other data, or a value cannot be accepted.",
-				&domain.FieldError{Field: "payment_id", Got: "pay_1", Allowed: "the data that this payment was reported with before"}},
+		Verify:   h.verifySignature,
+		Do:       h.pay,
+		Request:  examplePayment,
+		Response: paymentResultJSON{PaymentID: examplePayment.PaymentID, OrderID: exampleOrder.ID, OrderStatus: "paid", Outcome: "accepted"},
+		Refusals: []httpapi.Refusal{
+			{When: "The signature is missing, wrong or too old.", Err: fmt.Errorf("%w: no signature matches", errSignature)},
+			{When: "No order has this id. Nothing was recorded.", Err: domain.ErrOrderNotFound},
+			{When: "Amount or currency are not the order's. Nothing was recorded.", Err: mismatch},
+			{When: "The payment was reported before with other data, or a value cannot be accepted.",
+				Err: &domain.FieldError{Field: "payment_id", Got: "pay_1", Allowed: "the data that this payment was reported with before"}},
 		},
 	})
 }
@@ -104,8 +105,8 @@ func (h *Handler) pay(ctx context.Context, in *payInput) (*payOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	requestInfo(ctx).orderID = payment.OrderID
-	ctx, cancel := uninterrupted(ctx)
+	noteOrder(ctx, payment.OrderID)
+	ctx, cancel := httpapi.Uninterrupted(ctx)
 	defer cancel()
 	result, err := h.orders.Pay(ctx, payment)
 	if err != nil {

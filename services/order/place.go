@@ -14,6 +14,7 @@ import (
 	"golang.org/x/text/currency"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 	"example.com/ordertimeout/infra/postgres"
 )
 
@@ -59,9 +60,9 @@ func (in *placeInput) Resolve(ctx huma.Context) []error {
 	}}
 }
 
-func (h *Handler) addPlace(api huma.API) {
-	add(h, api, call[placeInput, placeOutput]{
-		op: huma.Operation{
+func (h *Handler) addPlace(api *httpapi.API) {
+	httpapi.Add(api, httpapi.Call[placeInput, placeOutput]{
+		Op: huma.Operation{
 			OperationID: "placeOrder", Method: http.MethodPost, Path: "/v1/orders", Tags: []string{tagOrders},
 			DefaultStatus: http.StatusCreated,
 			Summary:       "Place an order",
@@ -71,13 +72,13 @@ func (h *Handler) addPlace(api huma.API) {
 				"however often and however concurrently the call is made; equal means equal values, not equal bytes. "+
 				"**Without a key, two equal requests place two orders**, each with its own hold on the stock.", h.windows),
 		},
-		do:       h.place,
-		request:  examplePlacement,
-		response: exampleOrder,
-		refusals: []refusal{
-			{"A line asks for more than is available. Nothing was held.", &domain.SoldOutError{SKU: exampleSKU, Requested: 3, Available: 1}},
-			{badValue, &domain.FieldError{Field: "lines[0].sku", Got: "tea-blue", Allowed: "a sku that the shop stocks"}},
-			{"The idempotency key was used with another body.", postgres.ErrKeyReused},
+		Do:       h.place,
+		Request:  examplePlacement,
+		Response: exampleOrder,
+		Refusals: []httpapi.Refusal{
+			{When: "A line asks for more than is available. Nothing was held.", Err: &domain.SoldOutError{SKU: exampleSKU, Requested: 3, Available: 1}},
+			{When: badValue, Err: &domain.FieldError{Field: "lines[0].sku", Got: "tea-blue", Allowed: "a sku that the shop stocks"}},
+			{When: "The idempotency key was used with another body.", Err: postgres.ErrKeyReused},
 		},
 	})
 }
@@ -91,13 +92,13 @@ func (h *Handler) place(ctx context.Context, in *placeInput) (*placeOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := uninterrupted(ctx)
+	ctx, cancel := httpapi.Uninterrupted(ctx)
 	defer cancel()
 	order, again, err := h.orders.Place(ctx, placement, key)
 	if err != nil {
 		return nil, err
 	}
-	requestInfo(ctx).orderID = order.ID()
+	noteOrder(ctx, order.ID())
 	out := &placeOutput{Location: "/v1/orders/" + string(order.ID()), Body: showOrder(order)}
 	if again {
 		out.Replayed = replayed

@@ -3,10 +3,12 @@ package order
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
 )
 
 func TestEveryErrorIsAProblem(t *testing.T) {
@@ -43,8 +46,8 @@ func TestEveryErrorIsAProblem(t *testing.T) {
 		"body is null":              {"POST", "/v1/orders", "null", nil, 422, "invalid", ""},
 		"body is a list":            {"POST", "/v1/orders", "[]", nil, 422, "invalid", ""},
 		"body is nested deeply":     {"POST", "/v1/orders", strings.Repeat("[", 20000), nil, 400, "", ""},
-		"body is too long":          {"POST", "/v1/orders", strings.Repeat(" ", maxBody+1), nil, 413, "", ""},
-		"webhook is too long":       {"POST", "/v1/payments", strings.Repeat(" ", maxBody+1), nil, 413, "", ""},
+		"body is too long":          {"POST", "/v1/orders", strings.Repeat(" ", httpapi.DefaultMaxBody+1), nil, 413, "", ""},
+		"webhook is too long":       {"POST", "/v1/payments", strings.Repeat(" ", httpapi.DefaultMaxBody+1), nil, 413, "", ""},
 		"body is a form":            {"POST", "/v1/orders", "a=1", []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "", ""},
 		"body is XML":               {"POST", "/v1/orders", "<a/>", []string{"Content-Type", "application/xml"}, 415, "", ""},
 		"no token":                  {"GET", "/v1/stock", nil, nil, 401, "", `Www-Authenticate: Bearer realm="operator"`},
@@ -87,14 +90,18 @@ func TestTableOfErrors(t *testing.T) {
 		"amount":              {fmt.Errorf("pay: %w", &domain.AmountMismatchError{Got: 1}), 422},
 		"unavailable":         {fmt.Errorf("%w: dial tcp", domain.ErrUnavailable), 503},
 		"deadline":            {fmt.Errorf("query: %w", context.DeadlineExceeded), 503},
-		"client went away":    {fmt.Errorf("query: %w", context.Canceled), statusClientGone},
+		"client went away":    {fmt.Errorf("query: %w", context.Canceled), httpapi.StatusClientGone},
 		"permanent and alien": {domain.ErrMalformed, 500},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := problemFor(c.err)
-			if p.Status != c.status || p.Title == "" || p.Detail == "" {
-				t.Errorf("got %+v", p)
+			a := broken(t, 0, func(context.Context) error { return c.err }).call("GET", "/v1/orders", nil)
+			var p problemAnswer
+			if err := json.Unmarshal(a.body, &p); err != nil {
+				t.Fatal(err)
+			}
+			if a.status != c.status || p.Status != c.status || p.Title == "" || p.Detail == "" {
+				t.Errorf("got %d %+v", a.status, p)
 			}
 			if c.status >= 500 && strings.Contains(p.Detail, c.err.Error()) {
 				t.Errorf("the answer tells the inside: %s", p.Detail)
@@ -180,9 +187,10 @@ func TestClientThatLeavesDoesNotInterruptAPlacement(t *testing.T) {
 		return domain.ErrUnavailable
 	})
 	gone := make(chan struct{})
-	s.handler.root = watched(s.handler.root, gone)
+	front := httptest.NewServer(watched(s.handler, gone))
+	defer front.Close()
 	ctx, cancel := context.WithCancel(context.Background())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, front.URL+"/v1/orders", strings.NewReader(string(encode(wish("tea", 1)))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +231,7 @@ func TestBodyThatDoesNotComeIsA408(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusRequestTimeout || resp.Header.Get("Content-Type") != problemContentType {
+	if resp.StatusCode != http.StatusRequestTimeout || resp.Header.Get("Content-Type") != httpapi.ProblemContentType {
 		t.Errorf("got %d %v", resp.StatusCode, resp.Header)
 	}
 }

@@ -7,10 +7,12 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/httpapi"
+	"example.com/ordertimeout/infra/postgres"
 )
 
 type listStockInput struct {
-	Page
+	httpapi.Page
 }
 
 type stockListJSON struct {
@@ -22,18 +24,18 @@ type listStockOutput struct {
 	Body stockListJSON
 }
 
-func (h *Handler) addListStock(api huma.API) {
-	add(h, api, call[listStockInput, listStockOutput]{
-		op: huma.Operation{
+func (h *Handler) addListStock(api *httpapi.API) {
+	httpapi.Add(api, httpapi.Call[listStockInput, listStockOutput]{
+		Op: huma.Operation{
 			OperationID: "listStock", Method: http.MethodGet, Path: "/v1/stock", Tags: []string{tagStock},
 			Summary:     "List stock",
 			Description: "Every SKU with what is available, held by pending orders and sold, ordered by SKU.",
 		},
-		operator: true,
-		do:       h.listStock,
-		response: stockListJSON{Items: []stockJSON{exampleStock}},
-		refusals: []refusal{
-			{"A parameter cannot be accepted.", badCursor("abc")},
+		Operator: true,
+		Do:       h.listStock,
+		Response: stockListJSON{Items: []stockJSON{exampleStock}},
+		Refusals: []httpapi.Refusal{
+			{When: "A parameter cannot be accepted.", Err: httpapi.BadCursor("abc")},
 		},
 	})
 }
@@ -43,15 +45,11 @@ func (h *Handler) listStock(ctx context.Context, in *listStockInput) (*listStock
 	if err != nil {
 		return nil, err
 	}
-	levels, err := h.stock.List(ctx, after, in.Limit+1) // one more tells whether there is a next page
+	levels, err := h.stock.List(ctx, after, in.Fetch())
 	if err != nil {
 		return nil, err
 	}
-	var next *string
-	if len(levels) > in.Limit {
-		levels = levels[:in.Limit]
-		next = encodeStockCursor(levels[in.Limit-1].SKU)
-	}
+	levels, next := httpapi.Cut(in.Page, levels, func(l postgres.StockLevel) *string { return encodeStockCursor(l.SKU) })
 	items := make([]stockJSON, len(levels))
 	for i, l := range levels {
 		items[i] = showStock(l)
@@ -72,9 +70,9 @@ type stockOutput struct {
 	Body stockJSON
 }
 
-func (h *Handler) addSetStock(api huma.API) {
-	add(h, api, call[setStockInput, stockOutput]{
-		op: huma.Operation{
+func (h *Handler) addSetStock(api *httpapi.API) {
+	httpapi.Add(api, httpapi.Call[setStockInput, stockOutput]{
+		Op: huma.Operation{
 			OperationID: "setStock", Method: http.MethodPut, Path: "/v1/stock/{sku}", Tags: []string{tagStock},
 			Summary: "Set what is available of a SKU",
 			Description: "Creates the SKU if it is new. `available` is what can be promised from now on; what pending orders hold is not part of it " +
@@ -82,12 +80,12 @@ func (h *Handler) addSetStock(api huma.API) {
 				"Between limited and unlimited: units that are held stay held until their orders are paid or closed. When such an order closes, " +
 				"its units come back to a limited SKU and vanish in an unlimited one. An order placed while the SKU was unlimited holds nothing and gives nothing back.",
 		},
-		operator: true,
-		do:       h.setStock,
-		request:  setStockJSON{Available: exampleStock.Available},
-		response: exampleStock,
-		refusals: []refusal{
-			{badValue, &domain.FieldError{Field: "available", Got: -1, Allowed: "0 to 1000000000000 units, or null for unlimited"}},
+		Operator: true,
+		Do:       h.setStock,
+		Request:  setStockJSON{Available: exampleStock.Available},
+		Response: exampleStock,
+		Refusals: []httpapi.Refusal{
+			{When: badValue, Err: &domain.FieldError{Field: "available", Got: -1, Allowed: "0 to 1000000000000 units, or null for unlimited"}},
 		},
 	})
 }
@@ -96,7 +94,7 @@ func (h *Handler) setStock(ctx context.Context, in *setStockInput) (*stockOutput
 	if err := domain.ValidateSKU("sku", in.SKU); err != nil {
 		return nil, err
 	}
-	ctx, cancel := uninterrupted(ctx)
+	ctx, cancel := httpapi.Uninterrupted(ctx)
 	defer cancel()
 	level, err := h.stock.Set(ctx, in.SKU, in.Body.Available)
 	if err != nil {

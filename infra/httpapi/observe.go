@@ -1,4 +1,4 @@
-package order
+package httpapi
 
 import (
 	"context"
@@ -13,14 +13,12 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
-
-	"example.com/ordertimeout/domain"
 )
 
 // info is what is known of a request while it is served.
 type info struct {
-	id      string
-	orderID domain.OrderID // empty until known
+	id    string
+	notes []slog.Attr
 }
 
 type infoKey struct{}
@@ -31,6 +29,24 @@ func requestInfo(ctx context.Context) *info {
 		return i
 	}
 	return &info{}
+}
+
+// RequestID returns the id that the request's log lines and problems have, "" outside
+// a request.
+func RequestID(ctx context.Context) string { return requestInfo(ctx).id }
+
+// Note adds to the log lines of the request which thing it is about, such as an
+// order_id. A later note replaces an earlier one of the same key. It is for the
+// goroutine that serves the request.
+func Note(ctx context.Context, key, value string) {
+	i := requestInfo(ctx)
+	for n := range i.notes {
+		if i.notes[n].Key == key {
+			i.notes[n].Value = slog.StringValue(value)
+			return
+		}
+	}
+	i.notes = append(i.notes, slog.String(key, value))
 }
 
 // requestIDForm is what is taken over from a proxy; it goes into logs and answers.
@@ -66,26 +82,28 @@ func newMetrics(reg prometheus.Registerer) (metrics, error) {
 	return m, nil
 }
 
-// observed gives every request an id, a deadline, a line in the log and its place in
-// the metrics, and turns a panic into a 500.
-func (h *Handler) observed(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		start := time.Now()
-		i := &info{id: requestID(r)}
-		ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), infoKey{}, i), h.timeout)
+// observe gives every request an id, each call a deadline, a line in the log and its
+// place in the metrics, and turns a panic into a 500.
+func (a *API) observe(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	i := &info{id: requestID(r)}
+	ctx := context.WithValue(r.Context(), infoKey{}, i)
+	if _, pattern := a.mux.Handler(r); !a.beside[pattern] {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.timeout)
 		defer cancel()
-		r = r.WithContext(ctx)
-		rec := &recorder{ResponseWriter: w}
-		rec.Header().Set("X-Request-ID", i.id)
+	}
+	r = r.WithContext(ctx)
+	rec := &recorder{ResponseWriter: w}
+	rec.Header().Set("X-Request-ID", i.id)
 
-		defer func() { h.report(r, i, rec.status, time.Since(start)) }()
-		defer h.recovered(rec, r)
-		next.ServeHTTP(rec, r)
-	})
+	defer func() { a.report(r, i, rec.status, time.Since(start)) }()
+	defer a.recovered(rec, r)
+	a.route(rec, r)
 }
 
-func (h *Handler) report(r *http.Request, i *info, status int, took time.Duration) {
-	if h.beside[r.Pattern] {
+func (a *API) report(r *http.Request, i *info, status int, took time.Duration) {
+	if a.beside[r.Pattern] {
 		return
 	}
 	route := r.Pattern
@@ -95,24 +113,21 @@ func (h *Handler) report(r *http.Request, i *info, status int, took time.Duratio
 	if status == 0 {
 		status = http.StatusOK
 	}
-	h.metrics.requests.WithLabelValues(route, strconv.Itoa(status)).Inc()
-	h.metrics.duration.WithLabelValues(route).Observe(took.Seconds())
-	attrs := []slog.Attr{
+	a.metrics.requests.WithLabelValues(route, strconv.Itoa(status)).Inc()
+	a.metrics.duration.WithLabelValues(route).Observe(took.Seconds())
+	attrs := append([]slog.Attr{
 		slog.String("method", r.Method),
 		slog.String("route", route),
 		slog.Int("status", status),
 		slog.Duration("duration", took),
 		slog.String("request_id", i.id),
-	}
-	if i.orderID != "" {
-		attrs = append(attrs, slog.String("order_id", string(i.orderID)))
-	}
-	h.log.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
+	}, i.notes...)
+	a.log.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
 }
 
 // recovered answers 500 after a panic. Where the answer has begun already the
 // connection is cut, so that half an answer is not taken for a whole one.
-func (h *Handler) recovered(rec *recorder, r *http.Request) {
+func (a *API) recovered(rec *recorder, r *http.Request) {
 	v := recover()
 	if v == nil {
 		return
@@ -120,24 +135,27 @@ func (h *Handler) recovered(rec *recorder, r *http.Request) {
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(http.ErrAbortHandler)
 	}
-	h.log.ErrorContext(r.Context(), "request panicked", "panic", fmt.Sprint(v),
-		"request_id", requestInfo(r.Context()).id, "stack", string(debug.Stack()))
+	a.log.ErrorContext(r.Context(), "request panicked", "panic", fmt.Sprint(v),
+		"request_id", RequestID(r.Context()), "stack", string(debug.Stack()))
 	if rec.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
-	writeProblem(rec, r, problemFor(fmt.Errorf("panic: %v", v)))
+	writeProblem(rec, r, a.problemFor(fmt.Errorf("panic: %v", v)))
 }
 
 // failed turns a call's error into its answer, and logs what the answer does not tell.
-func (h *Handler) failed(ctx context.Context, err error) error {
-	p := problemFor(err)
-	i := requestInfo(ctx)
+func (a *API) failed(ctx context.Context, err error) error {
+	p := a.problemFor(err)
+	level, message := slog.LevelError, "request failed"
 	switch {
+	case p.Status < http.StatusInternalServerError:
+		return p
 	case p.Status == http.StatusServiceUnavailable:
-		h.log.WarnContext(ctx, "request cannot be served now", "request_id", i.id, "order_id", i.orderID, "error", err)
-	case p.Status >= http.StatusInternalServerError:
-		h.log.ErrorContext(ctx, "request failed", "request_id", i.id, "order_id", i.orderID, "error", err)
+		level, message = slog.LevelWarn, "request cannot be served now"
 	}
+	i := requestInfo(ctx)
+	attrs := append([]slog.Attr{slog.String("request_id", i.id), slog.Any("error", err)}, i.notes...)
+	a.log.LogAttrs(ctx, level, message, attrs...)
 	return p
 }
 
