@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/smtp"
 	"example.com/ordertimeout/services/closer"
@@ -112,14 +113,16 @@ func (a *app) addNotifier() error {
 }
 
 func (a *app) addReconciler() error {
-	config, err := load[reconciler.ReplayConfig]()
-	if err := errors.Join(err, a.broker()); err != nil {
+	replay, replayErr := load[reconciler.ReplayConfig]()
+	sweep, sweepErr := load[reconciler.SweepConfig]()
+	if err := errors.Join(replayErr, sweepErr, a.broker()); err != nil {
 		return err
 	}
 	logger := a.logger.With("service", "reconciler")
 	ingest := reconciler.NewIngest(a.parked(), a.topology, a.registry, logger)
 	a.subscribe("parking", a.topology.ParkingQueue(), rabbitmq.SubscriberConfig{}, ingest.Handle)
-	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, config.Limit, a.registry, logger)
-	a.workers = append(a.workers, replayer.Run)
+	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, replay.Limit, a.registry, logger)
+	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)
+	a.workers = append(a.workers, replayer.Run, sweeper.Run)
 	return nil
 }
