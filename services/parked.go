@@ -124,7 +124,7 @@ func (cmd parkedLsCmd) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		return printAll(out, cmd.JSON, messages, reconciler.ShowParked, parkedHeader, parkedLine)
+		return printAll(out, cmd.JSON, messages, reconciler.ShowSummary, parkedHeader, parkedLine)
 	})
 }
 
@@ -140,7 +140,7 @@ func groupLine(g reconciler.GroupJSON) string {
 	return row(g.ID, g.Messages, g.Consumer, g.Type, g.Class, stamp(g.FirstFailedAt), stamp(g.LastFailedAt), short(g.Error))
 }
 
-func parkedLine(m reconciler.ParkedJSON) string {
+func parkedLine(m reconciler.ParkedSummaryJSON) string {
 	return row(m.ID, m.Status, m.Consumer, m.Type, m.OrderID, m.Class, m.Attempts, m.Replays, stamp(m.LastFailedAt), short(m.Error))
 }
 

@@ -115,7 +115,8 @@ func (a *app) addNotifier() error {
 func (a *app) addReconciler() error {
 	replay, replayErr := load[reconciler.ReplayConfig]()
 	sweep, sweepErr := load[reconciler.SweepConfig]()
-	if err := errors.Join(replayErr, sweepErr, a.broker()); err != nil {
+	config, configErr := load[reconciler.APIConfig]()
+	if err := errors.Join(replayErr, sweepErr, configErr, a.broker()); err != nil {
 		return err
 	}
 	logger := a.logger.With("service", "reconciler")
@@ -124,5 +125,17 @@ func (a *app) addReconciler() error {
 	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, replay.Limit, a.registry, logger)
 	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)
 	a.workers = append(a.workers, replayer.Run, sweeper.Run)
+	api, err := reconciler.NewAPI(config, reconciler.APIDeps{
+		Parked:  a.parked(),
+		Replays: a.replays(),
+		Audit:   postgres.NewAudit(a.db),
+		Log:     logger,
+		Metrics: a.labelled("reconciler"),
+		Version: version,
+	})
+	if err != nil {
+		return err
+	}
+	a.serveAPI("reconciler", "console", config.Addr, api)
 	return nil
 }

@@ -48,7 +48,8 @@ type Shop struct {
 	Mail      *smtptest.Server
 	Topology  rabbitmq.Topology
 	AMQPURL   string
-	API       string
+	API       string // host and port of the order service
+	Console   string // and of the reconciler
 	env       map[string]string
 	processes []*Process
 }
@@ -68,13 +69,13 @@ func New(t testing.TB, windows, databaseURL, brokerURL string) *Shop {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	s := &Shop{t: t, DB: pool, Mail: smtptest.New(t), AMQPURL: brokerURL, API: freeAddr(t)}
+	s := &Shop{t: t, DB: pool, Mail: smtptest.New(t), AMQPURL: brokerURL, API: freeAddr(t), Console: freeAddr(t)}
 	namespace := rabbitmqtest.Namespace()
 	s.Topology = topology(t, namespace, windows)
 	s.env = map[string]string{
 		"DATABASE_URL": databaseURL, "AMQP_URL": brokerURL, "TOPOLOGY_NAMESPACE": namespace,
 		"PAYMENT_WINDOWS": windows, "DELAY_TIERS": Tiers, "RETRY_LADDER": Ladder,
-		"ORDER_ADDR": s.API, "OPERATOR_TOKEN": operatorToken, "PAYMENT_WEBHOOK_SECRET": webhookSecret,
+		"ORDER_ADDR": s.API, "CONSOLE_ADDR": s.Console, "OPERATOR_TOKEN": operatorToken, "PAYMENT_WEBHOOK_SECRET": webhookSecret,
 		"SMTP_URL": s.Mail.URL(), "MAIL_FROM": "Shop <shop@example.com>", "RELAY_POLL": "10ms",
 	}
 	t.Cleanup(s.removeQueues)

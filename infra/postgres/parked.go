@@ -152,11 +152,11 @@ type ParkedQuery struct {
 	Before string // exclusive; empty: from the newest
 }
 
-// List returns parked messages, the newest first, without their payloads' length
-// being bounded: a caller that shows many asks for few at a time.
+// List returns parked messages, the newest first. Payloads, headers and story, which
+// can be megabytes, are left out; Get has them.
 func (s *Parked) List(ctx context.Context, q ParkedQuery) ([]ParkedMessage, error) {
 	return collect(ctx, s.db, scanParked, `
-		SELECT `+parkedColumns+` FROM parked_messages p
+		SELECT `+parkedListColumns+` FROM parked_messages p
 		WHERE `+parkedWhere+`
 		  AND ($10 OR CASE WHEN $11 = '' THEN p.settled_at IS NULL ELSE p.status = $11 END)
 		  AND ($12 = '' OR p.id < nullif($12, '')::uuid)
@@ -299,12 +299,19 @@ func formatTime(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-const parkedColumns = `
+// The columns of a message whole, and of one in a list.
+const (
+	parkedColumns     = parkedHead + `p.headers, p.story, p.payload, p.edited_payload,` + parkedTail
+	parkedListColumns = parkedHead + `'{}'::jsonb, '{}'::jsonb, ''::bytea, NULL::bytea,` + parkedTail
+
+	parkedHead = `
 	p.id::text, p.status, p.consumer, p.type, p.message_id, coalesce(p.order_id::text, ''), p.class, p.error, p.group_id, p.attempts,
-	p.queue, p.exchange, p.routing_key, p.first_failed_at, p.last_failed_at, p.parked_at, p.headers, p.story, p.payload, p.edited_payload,
+	p.queue, p.exchange, p.routing_key, p.first_failed_at, p.last_failed_at, p.parked_at, `
+	parkedTail = `
 	coalesce(p.previous_id::text, ''),
 	coalesce((SELECT max(n.id::text) FROM parked_messages n WHERE n.previous_id = p.id), ''),
 	` + replaysOf + `, p.settled_at, coalesce(p.reason, '')`
+)
 
 // replaysOf counts how often the message of the row p was sent, over all its parkings.
 const replaysOf = `(p.replays + (SELECT count(*) FROM replay_items i WHERE i.parked_id = p.id AND i.sent_at IS NOT NULL))::int`

@@ -210,8 +210,8 @@ type ReplayOutcome struct {
 	SettledAt time.Time
 }
 
-// Items returns messages of a run in the order they are sent; outcome empty is all,
-// after is exclusive.
+// Items returns messages of a run in the order they are sent, without their payloads,
+// headers and story; outcome empty is all, after is exclusive.
 func (s *Replays) Items(ctx context.Context, runID, outcome, after string, limit int) ([]ReplayOutcome, error) {
 	return collect(ctx, s.db, func(row pgx.CollectableRow) (o ReplayOutcome, err error) {
 		var sentAt, settledAt *time.Time
@@ -219,7 +219,7 @@ func (s *Replays) Items(ctx context.Context, runID, outcome, after string, limit
 		o.SentAt, o.SettledAt = orZero(sentAt), orZero(settledAt)
 		return o, err
 	}, `
-		SELECT `+parkedColumns+`, i.outcome, coalesce(i.reason, ''), i.sent_at, i.settled_at
+		SELECT `+parkedListColumns+`, i.outcome, coalesce(i.reason, ''), i.sent_at, i.settled_at
 		FROM replay_items i JOIN parked_messages p ON p.id = i.parked_id
 		WHERE i.run_id = $1 AND ($2 = '' OR i.outcome = $2) AND ($3 = '' OR i.parked_id > nullif($3, '')::uuid)
 		ORDER BY i.parked_id LIMIT $4`, runID, outcome, after, limit)

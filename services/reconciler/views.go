@@ -8,29 +8,36 @@ import (
 	"example.com/ordertimeout/infra/postgres"
 )
 
-// ParkedJSON is a parked message as operators see it, in the API and on the command line.
+// ParkedSummaryJSON is a parked message in a list, as operators see it in the API and on
+// the command line.
+type ParkedSummaryJSON struct {
+	ID            string     `json:"id" doc:"Of this parking."`
+	Status        string     `json:"status" enum:"parked,replaying,handled,failed_again,resolved,discarded"`
+	Consumer      string     `json:"consumer" doc:"Whose handler failed; empty when nothing tells."`
+	Type          string     `json:"type"`
+	MessageID     string     `json:"message_id"`
+	OrderID       string     `json:"order_id,omitempty"`
+	Class         string     `json:"class"`
+	Error         string     `json:"error"`
+	GroupID       string     `json:"group_id" doc:"Of the failures that look alike."`
+	Attempts      int        `json:"attempts"`
+	Queue         string     `json:"queue" doc:"Where the message first came from."`
+	Exchange      string     `json:"exchange"`
+	RoutingKey    string     `json:"routing_key"`
+	FirstFailedAt time.Time  `json:"first_failed_at"`
+	LastFailedAt  time.Time  `json:"last_failed_at"`
+	ParkedAt      time.Time  `json:"parked_at"`
+	Replays       int        `json:"replays" doc:"How often this message was replayed, over all its parkings."`
+	PreviousID    string     `json:"previous_id,omitempty" doc:"The parking that a replay had taken it from."`
+	NextID        string     `json:"next_id,omitempty" doc:"The parking that its own replay ended in."`
+	SettledAt     *time.Time `json:"settled_at,omitempty"`
+	Reason        string     `json:"reason,omitempty" doc:"Why it was resolved or discarded."`
+}
+
+// ParkedJSON is a parked message whole.
 type ParkedJSON struct {
-	ID            string            `json:"id" doc:"Of this parking."`
-	Status        string            `json:"status" enum:"parked,replaying,handled,failed_again,resolved,discarded"`
-	Consumer      string            `json:"consumer" doc:"Whose handler failed; empty when nothing tells."`
-	Type          string            `json:"type"`
-	MessageID     string            `json:"message_id"`
-	OrderID       string            `json:"order_id,omitempty"`
-	Class         string            `json:"class"`
-	Error         string            `json:"error"`
-	GroupID       string            `json:"group_id" doc:"Of the failures that look alike."`
-	Attempts      int               `json:"attempts"`
-	Queue         string            `json:"queue" doc:"Where the message first came from."`
-	Exchange      string            `json:"exchange"`
-	RoutingKey    string            `json:"routing_key"`
-	FirstFailedAt time.Time         `json:"first_failed_at"`
-	LastFailedAt  time.Time         `json:"last_failed_at"`
-	ParkedAt      time.Time         `json:"parked_at"`
-	Replays       int               `json:"replays" doc:"How often this message was replayed, over all its parkings."`
-	PreviousID    string            `json:"previous_id,omitempty" doc:"The parking that a replay had taken it from."`
-	NextID        string            `json:"next_id,omitempty" doc:"The parking that its own replay ended in."`
-	SettledAt     *time.Time        `json:"settled_at,omitempty"`
-	Reason        string            `json:"reason,omitempty" doc:"Why it was resolved or discarded."`
+	ParkedSummaryJSON
+
 	Payload       string            `json:"payload" doc:"As it was parked; in base64 where payload_encoding says so."`
 	Encoding      string            `json:"payload_encoding" enum:"text,base64" doc:"base64 for what is not valid UTF-8."`
 	EditedPayload string            `json:"edited_payload,omitempty" doc:"What a replay sends instead."`
@@ -38,15 +45,22 @@ type ParkedJSON struct {
 	Story         map[string]string `json:"story" doc:"What else came with it, the broker's death history among it."`
 }
 
-// ShowParked writes a message for operators.
-func ShowParked(m postgres.ParkedMessage) ParkedJSON {
-	v := ParkedJSON{
+// ShowSummary writes a message of a list for operators.
+func ShowSummary(m postgres.ParkedMessage) ParkedSummaryJSON {
+	return ParkedSummaryJSON{
 		ID: m.ID, Status: string(m.Status), Consumer: m.Consumer, Type: m.Type, MessageID: m.MessageID, OrderID: string(m.OrderID),
 		Class: m.Class, Error: m.Error, GroupID: m.GroupID, Attempts: m.Attempts,
 		Queue: m.Queue, Exchange: m.Exchange, RoutingKey: m.RoutingKey,
 		FirstFailedAt: m.FirstFailedAt.UTC(), LastFailedAt: m.LastFailedAt.UTC(), ParkedAt: m.ParkedAt.UTC(),
 		Replays: m.Replays, PreviousID: m.PreviousID, NextID: m.NextID, SettledAt: timeOrNil(m.SettledAt), Reason: m.Reason,
-		Payload: string(m.Payload), Encoding: "text", EditedPayload: string(m.EditedPayload), Headers: m.Headers, Story: m.Story,
+	}
+}
+
+// ShowParked writes a message for operators.
+func ShowParked(m postgres.ParkedMessage) ParkedJSON {
+	v := ParkedJSON{
+		ParkedSummaryJSON: ShowSummary(m),
+		Payload:           string(m.Payload), Encoding: "text", EditedPayload: string(m.EditedPayload), Headers: m.Headers, Story: m.Story,
 	}
 	if !utf8.Valid(m.Payload) {
 		v.Payload, v.Encoding = base64.StdEncoding.EncodeToString(m.Payload), "base64"
