@@ -22,7 +22,7 @@ type Call[I, O any] struct {
 	Do       func(context.Context, *I) (*O, error)    // domain errors are fine: the table knows them
 	Request  any                                      // example of the body, nil where there is none
 	Response any                                      // example of the good answer, nil where it has no body
-	Refusals []Refusal                                // what else it can answer
+	Refusals []Refusal                                // what else it can answer, values that cannot be accepted among it
 }
 
 // Add serves and documents a call. It is for the functions that New calls.

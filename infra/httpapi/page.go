@@ -27,7 +27,7 @@ func Cut[T any](p Page, items []T, cursor func(T) *string) (shown []T, next *str
 
 // EncodeCursor says where the next page of a list begins. A cursor is opaque to callers,
 // so a list may order by something else one day. list tells the lists of one interface
-// apart. The cursor must not be longer than Page takes: position has 148 bytes at most.
+// apart. The cursor must not be longer than Page takes: position has 149 bytes at most.
 func EncodeCursor(list byte, position []byte) *string {
 	c := base64.RawURLEncoding.EncodeToString(append([]byte{list}, position...))
 	return &c

@@ -76,7 +76,7 @@ func (p *Problem) Field(name string, got any, message string) *Problem {
 	return p
 }
 
-// Error, GetStatus, GetHeaders and ContentType let huma send a problem as it is.
+// Error returns the detail. It, and the three methods behind it, let huma send a problem as it is.
 func (p *Problem) Error() string { return p.Detail }
 
 // GetStatus is huma's.

@@ -244,21 +244,21 @@ func (a answer) into(t *testing.T, status int, v any) {
 	}
 }
 
-// problemAnswer is any problem as it came.
-type problemAnswer struct {
+// problemError is any problem as it came.
+type problemError struct {
 	httpapi.Problem
 	soldOutJSON
 }
 
 // wantProblem checks that the answer is a whole problem, and names field unless that
 // is empty.
-func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemAnswer {
+func (a answer) wantProblem(t *testing.T, status int, kind, field string) problemError {
 	t.Helper()
 	a.want(t, status)
 	if got := a.header.Get("Content-Type"); got != httpapi.ProblemContentType {
 		t.Fatalf("content type: got %q, want %q; body %s", got, httpapi.ProblemContentType, a.body)
 	}
-	var p problemAnswer
+	var p problemError
 	if err := json.Unmarshal(a.body, &p); err != nil {
 		t.Fatalf("%v in %s", err, a.body)
 	}

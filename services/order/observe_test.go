@@ -2,7 +2,6 @@ package order
 
 import (
 	"context"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -49,43 +48,5 @@ ordertimeout_http_requests_total{route="none",status="404"} 1
 	}
 	if n, err := testutil.GatherAndCount(s.registry, "ordertimeout_http_request_duration_seconds"); err != nil || n != 3 {
 		t.Errorf("%d histograms, %v", n, err)
-	}
-}
-
-func TestRequestIDOfAStrangerIsReplaced(t *testing.T) {
-	t.Parallel()
-	s := broken(t, 0, func(context.Context) error { return nil })
-	for _, id := range []string{"", "a b", strings.Repeat("x", 65), `"};drop`} {
-		got := s.call("GET", "/openapi.json", nil, "X-Request-ID", id).header.Get("X-Request-ID")
-		if !uuidV7.MatchString(got) {
-			t.Errorf("%q became %q", id, got)
-		}
-	}
-}
-
-func TestHandlersBesideAreServedButNotCounted(t *testing.T) {
-	t.Parallel()
-	s := broken(t, 0, func(context.Context) error { return nil })
-	s.handler.Handle("GET /healthz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	if a := s.call("GET", "/healthz", nil); a.status != 503 || len(a.body) != 0 {
-		t.Errorf("%d %s", a.status, a.body)
-	}
-	if n := len(s.log.entries("request")); n != 0 {
-		t.Errorf("%d log lines", n)
-	}
-	if n, err := testutil.GatherAndCount(s.registry, "ordertimeout_http_requests_total"); err != nil || n != 0 {
-		t.Errorf("%d counted, %v", n, err)
-	}
-}
-
-// A second service on one registry is a mistake of the caller, not a panic.
-func TestMetricsThatAreTakenAreAnError(t *testing.T) {
-	t.Parallel()
-	s := broken(t, 0, func(context.Context) error { return nil })
-	_, err := NewHandler(testConfig, Deps{Metrics: s.registry})
-	if err == nil || !strings.Contains(err.Error(), "metrics") {
-		t.Errorf("got %v", err)
 	}
 }
