@@ -125,32 +125,6 @@ func (k *Keeper) declare(ctx context.Context) error {
 
 func (k *Keeper) set(err error) { k.problem.Store(&err) }
 
-// QueueState is what the broker says of one queue.
-type QueueState struct {
-	Name      string
-	Exists    bool
-	Messages  int // ready to be delivered, or waiting for their TTL
-	Consumers int
-}
-
-// States returns every queue of the topology, in the order messages pass them.
-func (t Topology) States(ctx context.Context, conn *Connection) ([]QueueState, error) {
-	var states []QueueState
-	for _, name := range t.queueNames() {
-		state, err := queueState(ctx, conn, name)
-		if err != nil {
-			return nil, err
-		}
-		states = append(states, state)
-	}
-	return states, nil
-}
-
-// DelayQueueState returns the state of one delay's queue, which need not be part of t.
-func (t Topology) DelayQueueState(ctx context.Context, conn *Connection, delay time.Duration) (QueueState, error) {
-	return queueState(ctx, conn, t.DelayQueue(delay))
-}
-
 // RemoveDelayQueue removes the queue of a delay that is no longer offered, if it is
 // empty. It reports false for a queue that still holds timers. Quorum queues know no
 // "delete if empty", so it is unbound first: whatever is published meanwhile is
@@ -165,7 +139,7 @@ func (t Topology) RemoveDelayQueue(ctx context.Context, conn *Connection, delay 
 	if err := ch.QueueUnbind(name, t.delayKey(delay), t.delayExchange(), nil); err != nil {
 		return false, declareError("unbinding "+name, err)
 	}
-	state, err := queueState(ctx, conn, name)
+	state, err := t.DelayQueueState(ctx, conn, delay)
 	if err != nil || state.Messages > 0 {
 		return false, err
 	}
@@ -173,25 +147,6 @@ func (t Topology) RemoveDelayQueue(ctx context.Context, conn *Connection, delay 
 		return false, declareError("removing "+name, err)
 	}
 	return true, nil
-}
-
-// queueState asks on a channel of its own: the broker closes it when there is no
-// such queue.
-func queueState(ctx context.Context, conn *Connection, name string) (QueueState, error) {
-	ch, err := conn.Channel(ctx)
-	if err != nil {
-		return QueueState{}, err
-	}
-	defer func() { _ = ch.Close() }()
-	q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-	var amqpErr *amqp.Error
-	if errors.As(err, &amqpErr) && amqpErr.Code == amqp.NotFound {
-		return QueueState{Name: name}, nil
-	}
-	if err != nil {
-		return QueueState{}, declareError("queue "+name, err)
-	}
-	return QueueState{Name: name, Exists: true, Messages: q.Messages, Consumers: q.Consumers}, nil
 }
 
 // inequivalent matches what the broker says of a queue that exists differently, such
