@@ -154,6 +154,7 @@ const (
 type app struct {
 	Process servers.Process `json:"process"`
 	API     string          `json:"api"`
+	Console string          `json:"console"`
 	Metrics string          `json:"metrics"`
 }
 
@@ -176,6 +177,7 @@ func (s *stack) up(ctx context.Context) error {
 	fmt.Printf(`
 The application is up.
   API             http://%[1]s/docs       (OpenAPI: http://%[1]s/openapi.json)
+  console         http://%[8]s/           (its API: http://%[8]s/docs)
   health          http://%[2]s/readyz
   metrics         http://%[2]s/metrics
   mail            http://%[3]s/api/v1/messages
@@ -184,7 +186,7 @@ The application is up.
   operator token  %[6]s
   log             %[7]s
 Stop it with: make down
-`, a.API, a.Metrics, mail.HTTP, database, redacted(broker), operatorToken, filepath.Join(s.dir, "app.log"))
+`, a.API, a.Metrics, mail.HTTP, database, redacted(broker), operatorToken, filepath.Join(s.dir, "app.log"), a.Console)
 	return nil
 }
 
@@ -204,12 +206,15 @@ func (s *stack) startApp(ctx context.Context, database, broker string, mail mail
 	if a.API, err = address(8080); err != nil {
 		return a, err
 	}
+	if a.Console, err = address(8081); err != nil {
+		return a, err
+	}
 	if a.Metrics, err = address(9090); err != nil {
 		return a, err
 	}
 	env := append(os.Environ(),
 		"DATABASE_URL="+database, "AMQP_URL="+broker,
-		"ORDER_ADDR="+a.API, "METRICS_ADDR="+a.Metrics,
+		"ORDER_ADDR="+a.API, "CONSOLE_ADDR="+a.Console, "METRICS_ADDR="+a.Metrics,
 		"OPERATOR_TOKEN="+operatorToken, "PAYMENT_WEBHOOK_SECRET="+webhookSecret,
 		"SMTP_URL=smtp://"+mail.SMTP, "MAIL_FROM=Shop <shop@example.com>",
 	)
