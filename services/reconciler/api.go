@@ -120,24 +120,25 @@ func problemFor(err error) *httpapi.Problem {
 	}
 }
 
-// by is who calls, as the audit keeps it.
-type by struct {
+// By is who calls, as the audit keeps it.
+type By struct {
 	Operator string `header:"Operator" maxLength:"100" doc:"Who you are, for the audit." example:"ada"`
 }
 
-func (b by) name() string {
+func (b By) name() string {
 	if b.Operator == "" {
 		return "operator"
 	}
 	return b.Operator
 }
 
-type idInput struct {
+// PathID is the id in a path.
+type PathID struct {
 	ID string `path:"id" format:"uuid" example:"0193b1f2-7c52-7c0e-9d0c-0d2f6a7b8c9d"`
 }
 
 // parse returns the id in the form in which it is stored.
-func (in idInput) parse(ctx context.Context, note string) (string, error) {
+func (in PathID) parse(ctx context.Context, note string) (string, error) {
 	id, err := uuid.Parse(in.ID)
 	if err != nil {
 		return "", &domain.FieldError{Field: "id", Got: in.ID, Allowed: "a UUID"}

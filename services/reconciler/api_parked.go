@@ -15,8 +15,8 @@ import (
 	"example.com/ordertimeout/infra/postgres"
 )
 
-// filterInput picks parked messages; what is absent picks all.
-type filterInput struct {
+// FilterInput picks parked messages; what is absent picks all.
+type FilterInput struct {
 	Consumer string    `query:"consumer" json:"consumer,omitempty" enum:"closer,notifier" doc:"Whose handler failed."`
 	Class    string    `query:"class" json:"class,omitempty" maxLength:"100" doc:"Class of the error." example:"transient"`
 	Type     string    `query:"type" json:"type,omitempty" maxLength:"255" doc:"Type of the event." example:"order.timeout"`
@@ -27,7 +27,7 @@ type filterInput struct {
 	To       time.Time `query:"to" json:"to,omitzero" doc:"Last failed before this time."`
 }
 
-func (in filterInput) filter() (postgres.ParkedFilter, error) {
+func (in FilterInput) filter() (postgres.ParkedFilter, error) {
 	f := postgres.ParkedFilter{Consumer: in.Consumer, Class: in.Class, Type: in.Type, GroupID: in.Group, Text: in.Text, From: in.From, To: in.To}
 	if in.OrderID == "" {
 		return f, nil
@@ -40,7 +40,7 @@ func (in filterInput) filter() (postgres.ParkedFilter, error) {
 // selectionJSON says what a replay or a discard works on: exactly one of its members.
 type selectionJSON struct {
 	IDs    []string     `json:"ids,omitempty" maxItems:"1000" doc:"These messages."`
-	Filter *filterInput `json:"filter,omitempty" doc:"What this filter picks; a group is a filter too."`
+	Filter *FilterInput `json:"filter,omitempty" doc:"What this filter picks; a group is a filter too."`
 	All    bool         `json:"all,omitempty" doc:"Everything that is parked."`
 }
 
@@ -50,7 +50,7 @@ func (s selectionJSON) filter() (postgres.ParkedFilter, error) {
 	case len(s.IDs) > 0 && s.Filter == nil && !s.All:
 		return idFilter(s.IDs)
 	case len(s.IDs) == 0 && s.Filter != nil && !s.All:
-		if *s.Filter == (filterInput{}) {
+		if *s.Filter == (FilterInput{}) {
 			return postgres.ParkedFilter{}, &domain.FieldError{Field: "selection.filter", Got: "no condition", Allowed: "at least one; all is said by \"all\": true"}
 		}
 		return s.Filter.filter()
@@ -75,7 +75,7 @@ func idFilter(texts []string) (postgres.ParkedFilter, error) {
 
 type listParkedInput struct {
 	httpapi.Page
-	filterInput
+	FilterInput
 
 	Status string `query:"status" enum:"open,all,parked,replaying,handled,failed_again,resolved,discarded" default:"open" doc:"Where they stand; open is parked and replaying."`
 }
@@ -123,7 +123,7 @@ type groupsOutput struct {
 }
 
 func (a *api) addGroups(h *httpapi.API) {
-	httpapi.Add(h, httpapi.Call[filterInput, groupsOutput]{
+	httpapi.Add(h, httpapi.Call[FilterInput, groupsOutput]{
 		Op: huma.Operation{
 			OperationID: "listParkedGroups", Method: http.MethodGet, Path: "/v1/parked/groups", Tags: []string{tagParked},
 			Summary: "Group what is open", Description: "By consumer, type and what the errors have in common; the largest first. All of them are in one answer.",
@@ -134,7 +134,7 @@ func (a *api) addGroups(h *httpapi.API) {
 	})
 }
 
-func (a *api) groups(ctx context.Context, in *filterInput) (*groupsOutput, error) {
+func (a *api) groups(ctx context.Context, in *FilterInput) (*groupsOutput, error) {
 	filter, err := in.filter()
 	if err != nil {
 		return nil, err
@@ -153,7 +153,7 @@ type parkedOutput struct {
 var unknownParked = httpapi.Refusal{When: "No parked message has this id.", Err: postgres.ErrParkedNotFound}
 
 func (a *api) addGetParked(h *httpapi.API) {
-	httpapi.Add(h, httpapi.Call[idInput, parkedOutput]{
+	httpapi.Add(h, httpapi.Call[PathID, parkedOutput]{
 		Op: huma.Operation{
 			OperationID: "getParked", Method: http.MethodGet, Path: "/v1/parked/{id}", Tags: []string{tagParked},
 			Summary: "Look at one message whole", Description: "With its payload, headers and story, and the parkings before and after it.",
@@ -163,7 +163,7 @@ func (a *api) addGetParked(h *httpapi.API) {
 	})
 }
 
-func (a *api) getParked(ctx context.Context, in *idInput) (*parkedOutput, error) {
+func (a *api) getParked(ctx context.Context, in *PathID) (*parkedOutput, error) {
 	id, err := in.parse(ctx, "parked_id")
 	if err != nil {
 		return nil, err
@@ -176,8 +176,8 @@ func (a *api) getParked(ctx context.Context, in *idInput) (*parkedOutput, error)
 }
 
 type editInput struct {
-	idInput
-	by
+	PathID
+	By
 
 	Body editJSON
 }
@@ -221,15 +221,16 @@ func (a *api) edit(ctx context.Context, in *editInput) (*parkedOutput, error) {
 	if err := a.deps.Parked.Edit(work, in.name(), id, order, in.Body.Payload); err != nil {
 		return nil, err
 	}
-	return a.getParked(ctx, &in.idInput)
+	return a.getParked(ctx, &in.PathID)
 }
 
-type discardJSON struct {
+// DiscardJSON is why.
+type DiscardJSON struct {
 	Reason string `json:"reason" minLength:"1" maxLength:"1000" doc:"Why. It is kept with each message and in the audit." example:"test data of last week"`
 }
 
 // check refuses a reason that says nothing.
-func (d discardJSON) check() error {
+func (d DiscardJSON) check() error {
 	if strings.TrimSpace(d.Reason) == "" {
 		return &domain.FieldError{Field: "reason", Got: d.Reason, Allowed: "a text"}
 	}
@@ -237,16 +238,16 @@ func (d discardJSON) check() error {
 }
 
 type discardOneInput struct {
-	idInput
-	by
+	PathID
+	By
 
-	Body discardJSON
+	Body DiscardJSON
 }
 
 var discardRefusals = []httpapi.Refusal{
 	unknownParked,
 	{When: "A message is part of an open run, or settled.", Err: postgres.ErrNotParked},
-	{When: "The reason is empty.", Err: discardJSON{}.check()},
+	{When: "The reason is empty.", Err: DiscardJSON{}.check()},
 }
 
 func (a *api) addDiscardOne(h *httpapi.API) {
@@ -256,7 +257,7 @@ func (a *api) addDiscardOne(h *httpapi.API) {
 			Summary: "Discard one message", Description: "It is settled for good without being sent. It stays in the store, with the reason.",
 		},
 		Operator: true, Do: a.discardOne,
-		Request: discardJSON{Reason: exampleReason}, Response: exampleParked, Refusals: discardRefusals,
+		Request: DiscardJSON{Reason: exampleReason}, Response: exampleParked, Refusals: discardRefusals,
 	})
 }
 
@@ -273,17 +274,17 @@ func (a *api) discardOne(ctx context.Context, in *discardOneInput) (*parkedOutpu
 	if _, err := a.deps.Parked.Discard(work, in.name(), postgres.ParkedFilter{IDs: []string{id}}, in.Body.Reason); err != nil {
 		return nil, err
 	}
-	return a.getParked(ctx, &in.idInput)
+	return a.getParked(ctx, &in.PathID)
 }
 
 type discardAllJSON struct {
-	discardJSON
+	DiscardJSON
 
 	Selection selectionJSON `json:"selection"`
 }
 
 type discardInput struct {
-	by
+	By
 
 	Body discardAllJSON
 }
@@ -303,7 +304,7 @@ func (a *api) addDiscard(h *httpapi.API) {
 			Summary: "Discard a group, a filter or all", Description: "Messages that are part of an open run are left alone.",
 		},
 		Operator: true, Do: a.discard,
-		Request:  discardAllJSON{discardJSON: discardJSON{Reason: exampleReason}, Selection: selectionJSON{Filter: &filterInput{Group: exampleGroup.ID}}},
+		Request:  discardAllJSON{DiscardJSON: DiscardJSON{Reason: exampleReason}, Selection: selectionJSON{Filter: &FilterInput{Group: exampleGroup.ID}}},
 		Response: discardedJSON{Discarded: 12}, Refusals: discardRefusals,
 	})
 }

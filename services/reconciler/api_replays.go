@@ -19,7 +19,7 @@ type replayJSON struct {
 }
 
 type startInput struct {
-	by
+	By
 
 	Body replayJSON
 }
@@ -43,7 +43,7 @@ func (a *api) addStart(h *httpapi.API) {
 				"The answer comes at once; a reconciler works the run off and resumes it after a crash. A run over nothing is done at once.",
 		},
 		Operator: true, Do: a.start,
-		Request: replayJSON{Selection: selectionJSON{Filter: &filterInput{Group: exampleGroup.ID}}, Canary: &one, Rate: 50}, Response: exampleRun,
+		Request: replayJSON{Selection: selectionJSON{Filter: &FilterInput{Group: exampleGroup.ID}}, Canary: &one, Rate: 50}, Response: exampleRun,
 		Refusals: []httpapi.Refusal{
 			unknownParked,
 			{When: "Some of them are part of an open run.", Err: &postgres.InRunError{Messages: 3, RunID: exampleRun.ID}},
@@ -111,7 +111,7 @@ func (a *api) listRuns(ctx context.Context, in *listRunsInput) (*listRunsOutput,
 var unknownRun = httpapi.Refusal{When: "No replay run has this id.", Err: postgres.ErrRunNotFound}
 
 func (a *api) addGetRun(h *httpapi.API) {
-	httpapi.Add(h, httpapi.Call[idInput, runOutput]{
+	httpapi.Add(h, httpapi.Call[PathID, runOutput]{
 		Op: huma.Operation{
 			OperationID: "getReplay", Method: http.MethodGet, Path: "/v1/replays/{id}", Tags: []string{tagReplays},
 			Summary: "Follow a run", Description: "Its progress: total is the sum of all outcomes.",
@@ -120,7 +120,7 @@ func (a *api) addGetRun(h *httpapi.API) {
 	})
 }
 
-func (a *api) getRun(ctx context.Context, in *idInput) (*runOutput, error) {
+func (a *api) getRun(ctx context.Context, in *PathID) (*runOutput, error) {
 	id, err := in.parse(ctx, "run_id")
 	if err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func (a *api) getRun(ctx context.Context, in *idInput) (*runOutput, error) {
 }
 
 type itemsInput struct {
-	idInput
+	PathID
 	httpapi.Page
 
 	Outcome string `query:"outcome" enum:"waiting,sent,handled,failed_again,resolved,skipped,unknown" doc:"Only messages with this outcome."`
@@ -176,8 +176,8 @@ func (a *api) items(ctx context.Context, in *itemsInput) (*itemsOutput, error) {
 }
 
 type stopInput struct {
-	idInput
-	by
+	PathID
+	By
 }
 
 func (a *api) addStop(h *httpapi.API) {
@@ -200,7 +200,7 @@ func (a *api) stop(ctx context.Context, in *stopInput) (*runOutput, error) {
 	if err := a.deps.Replays.Stop(work, in.name(), id); err != nil {
 		return nil, err
 	}
-	return a.getRun(ctx, &in.idInput)
+	return a.getRun(ctx, &in.PathID)
 }
 
 type auditInput struct {
