@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -139,4 +140,24 @@ func (p *Process) Gauge(name string) float64 {
 	}
 	p.t.Fatalf("no metric %s", name)
 	return 0
+}
+
+// Handled adds up how many messages of a consumer had an outcome in this process, by
+// its metrics.
+func (p *Process) Handled(consumer, outcome string) int {
+	p.t.Helper()
+	sum := 0.0
+	for line := range strings.Lines(p.MetricsText()) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+		if !strings.HasPrefix(series, "ordertimeout_messages_handled_total{") ||
+			!strings.Contains(series, fmt.Sprintf("consumer=%q", consumer)) || !strings.Contains(series, fmt.Sprintf("outcome=%q", outcome)) {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		sum += n
+	}
+	return int(sum)
 }
