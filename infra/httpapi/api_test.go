@@ -94,7 +94,7 @@ func TestDocumentKnowsCallsRefusalsAndMembers(t *testing.T) {
 		}
 	}
 	calls := doc.Paths["/v1/things"]
-	if calls["get"].Security == nil || calls["post"].Security != nil || doc.Components.SecuritySchemes["operator"] == nil {
+	if calls["get"].Security == nil || calls["post"].Security != nil || doc.Components.SecuritySchemes["operator"] == nil || doc.Components.SecuritySchemes["badge"] == nil {
 		t.Errorf("security: %v and %v", calls["get"].Security, calls["post"].Security)
 	}
 	for _, status := range []string{"200", "400", "408", "409", "413", "415", "500", "503"} {
@@ -166,7 +166,7 @@ func TestCursorIsOfItsListOnly(t *testing.T) {
 	if got, err := httpapi.DecodeCursor('a', ""); got != nil || err != nil {
 		t.Errorf("no cursor: %v, %v", got, err)
 	}
-	for _, cursor := range []string{"!", "abc=", "YQ", "YWI ", *httpapi.EncodeCursor('b', position), *httpapi.EncodeCursor('a', nil)} {
+	for _, cursor := range []string{"!", "abc=", "YQ", "YWI ", "YWJ", *httpapi.EncodeCursor('b', position), *httpapi.EncodeCursor('a', nil)} {
 		_, err := httpapi.DecodeCursor('a', cursor)
 		var field *domain.FieldError
 		if !errors.As(err, &field) || field.Field != "cursor" || field.Got != cursor {

@@ -98,6 +98,7 @@ func open(t *testing.T, do func(context.Context) error, adapt ...func(*httpapi.C
 	s := &site{t: t, registry: prometheus.NewRegistry(), log: &logBuffer{}}
 	cfg := httpapi.Config{
 		Title: "Things", Description: httpapi.AboutErrors, Version: "test", Tags: []string{"Things"},
+		Security:      map[string]*huma.SecurityScheme{"badge": {Type: "apiKey", In: "header", Name: "badge"}},
 		OperatorToken: testToken, Problem: problemFor, ProblemMembers: takenJSON{},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Metrics: s.registry,
 	}
@@ -190,6 +191,12 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.lines.Write(p)
+}
+
+func (b *logBuffer) text() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lines.String()
 }
 
 // entries returns the logged objects with this message.

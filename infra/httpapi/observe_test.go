@@ -24,6 +24,9 @@ func TestRequestIsLoggedWithItsNotesAndCountedByItsPattern(t *testing.T) {
 	})
 	s.add("X-Request-ID", "r-1").want(t, 500)
 	s.call("GET", "/some/raw/path", "").wantProblem(t, 404, "")
+	if n := strings.Count(s.log.text(), "t-0"); n != 0 {
+		t.Errorf("a note that was replaced is logged %d times", n)
+	}
 	entries := append(s.log.entries("request"), s.log.entries("request failed")...)
 	if len(entries) != 3 {
 		t.Fatalf("%d log lines", len(entries))

@@ -75,12 +75,12 @@ func TestWithoutATableOfItsOwnTheCommonOneAnswers(t *testing.T) {
 func TestPanicIsA500(t *testing.T) {
 	t.Parallel()
 	s := open(t, func(context.Context) error { panic("hunter2") })
-	a := s.add()
+	a := s.add("X-Request-ID", "r-1")
 	a.wantProblem(t, 500, "")
 	if strings.Contains(a.body, "hunter2") {
 		t.Errorf("the answer tells the inside: %s", a.body)
 	}
-	if entries := s.log.entries("request panicked"); len(entries) != 1 || entries[0]["stack"] == "" {
+	if entries := s.log.entries("request panicked"); len(entries) != 1 || entries[0]["stack"] == "" || entries[0]["request_id"] != "r-1" {
 		t.Errorf("log: %v", entries)
 	}
 	s.call("GET", "/openapi.json", "").want(t, 200) // it still serves
