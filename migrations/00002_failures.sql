@@ -112,6 +112,10 @@ CREATE TABLE sweep_failures (
     last_failed_at  timestamptz NOT NULL
 );
 
+-- Orders paid ahead of their deadline, whose timers are still on their way.
+CREATE INDEX orders_paid_due ON orders (due_at) WHERE status = 'paid';
+
 -- +goose Down
+DROP INDEX orders_paid_due;
 DROP TABLE sweep_failures, audit, replay_items, replay_runs, parked_messages;
 DROP FUNCTION audit_is_kept;

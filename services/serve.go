@@ -124,11 +124,14 @@ func (a *app) addReconciler() error {
 	a.subscribe("parking", a.topology.ParkingQueue(), rabbitmq.SubscriberConfig{}, ingest.Handle)
 	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, replay.Limit, a.registry, logger)
 	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)
-	a.workers = append(a.workers, replayer.Run, sweeper.Run)
+	inspector := rabbitmq.NewInspector(a.topology, a.consuming)
+	meter := reconciler.NewMeter(postgres.NewSweep(a.db), postgres.NewDelayQueues(a.db), inspector, a.topology.Namespace(), sweep.Grace, a.registry, logger)
+	a.workers = append(a.workers, replayer.Run, sweeper.Run, meter.Run)
 	api, err := reconciler.NewAPI(config, reconciler.APIDeps{
 		Parked:  a.parked(),
 		Replays: a.replays(),
 		Audit:   postgres.NewAudit(a.db),
+		Drift:   meter.Measure,
 		Log:     logger,
 		Metrics: a.labelled("reconciler"),
 		Version: version,

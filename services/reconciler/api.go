@@ -54,6 +54,7 @@ type APIDeps struct {
 	Parked  ParkedMessages
 	Replays ReplayRuns
 	Audit   AuditLog
+	Drift   func(context.Context) (Drift, error)
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 	Version string
@@ -99,7 +100,7 @@ func NewAPI(config APIConfig, deps APIDeps) (*httpapi.API, error) {
 		MaxBody:       2 * maxPayload, // an edited payload, written as JSON
 		OwnHome:       true,
 	}, a.addListParked, a.addGroups, a.addGetParked, a.addEdit, a.addDiscardOne, a.addDiscard,
-		a.addStart, a.addListRuns, a.addGetRun, a.addItems, a.addStop, a.addAudit)
+		a.addStart, a.addListRuns, a.addGetRun, a.addItems, a.addStop, a.addDrift, a.addAudit)
 }
 
 // problemFor is the table from errors to HTTP answers, as far as httpapi does not have
