@@ -14,8 +14,8 @@ var (
 	CommitRequest = []byte("commit\x00")
 	// CommitAnswer is Postgres' word that a transaction committed.
 	CommitAnswer = []byte("COMMIT\x00")
-	// AckRequest is a basic.ack on its way to RabbitMQ: a method frame of 13 bytes, class
-	// 60, method 80.
+	// AckRequest is a basic.ack: a method frame of 13 bytes, class 60, method 80. A
+	// consumer sends it to RabbitMQ, and RabbitMQ to a publisher as its confirm.
 	AckRequest = []byte{0, 0, 0, 13, 0, 60, 0, 80}
 )
 
@@ -29,6 +29,7 @@ type Proxy struct {
 
 	mu      sync.Mutex
 	pattern []byte
+	skip    int // pieces with the pattern that still pass
 	held    chan struct{}
 	conns   map[net.Conn]struct{}
 	frozen  bool // black hole: connections stay open and nothing passes
@@ -52,10 +53,13 @@ func NewProxy(t testing.TB, target string) *Proxy {
 
 // HoldAt keeps the first piece that contains pattern, in either direction, from being
 // passed on, with everything behind it. The channel is closed when that happened.
-func (p *Proxy) HoldAt(pattern []byte) <-chan struct{} {
+func (p *Proxy) HoldAt(pattern []byte) <-chan struct{} { return p.HoldAtNth(pattern, 1) }
+
+// HoldAtNth is HoldAt for the n-th such piece, counted from one over all connections.
+func (p *Proxy) HoldAtNth(pattern []byte, n int) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pattern, p.held = pattern, make(chan struct{})
+	p.pattern, p.skip, p.held = pattern, n-1, make(chan struct{})
 	return p.held
 }
 
@@ -121,6 +125,10 @@ func (p *Proxy) holds(piece []byte) bool {
 		return true
 	}
 	if p.pattern == nil || !bytes.Contains(piece, p.pattern) {
+		return false
+	}
+	if p.skip > 0 {
+		p.skip--
 		return false
 	}
 	p.pattern = nil
