@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -17,6 +18,30 @@ func (s *Shop) Count(sql string, args ...any) int64 {
 		s.t.Fatalf("%s: %v", sql, err)
 	}
 	return n
+}
+
+// Texts runs a query that gives one column.
+func (s *Shop) Texts(sql string, args ...any) []string {
+	s.t.Helper()
+	rows, err := s.DB.Query(context.Background(), sql, args...)
+	if err != nil {
+		s.t.Fatalf("%s: %v", sql, err)
+	}
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		s.t.Fatalf("%s: %v", sql, err)
+	}
+	return texts
+}
+
+// Text runs a query that gives one value.
+func (s *Shop) Text(sql string, args ...any) string {
+	s.t.Helper()
+	texts := s.Texts(sql, args...)
+	if len(texts) != 1 {
+		s.t.Fatalf("%s: %d rows, want one", sql, len(texts))
+	}
+	return texts[0]
 }
 
 // AwaitCount waits until a query gives want.

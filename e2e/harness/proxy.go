@@ -17,6 +17,9 @@ var (
 	// AckRequest is a basic.ack: a method frame of 13 bytes, class 60, method 80. A
 	// consumer sends it to RabbitMQ, and RabbitMQ to a publisher as its confirm.
 	AckRequest = []byte{0, 0, 0, 13, 0, 60, 0, 80}
+	// PublishRequest is a basic.publish through the default exchange on its way to
+	// RabbitMQ: class 60, method 40, a reserved number and an empty name.
+	PublishRequest = []byte{0, 60, 0, 40, 0, 0, 0}
 )
 
 // Proxy stands between a service and a server, passes everything on, and stops the

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"example.com/ordertimeout/domain"
 )
 
 // MetaReplayOf is the id of the parking that a replay took the message from. It stays
@@ -101,7 +103,8 @@ func (p *ParkedDelivery) explain(routingKey string, death death) {
 	}
 }
 
-// failedConsumer finds out whose message it is.
+// failedConsumer finds out whose message it is: by what it says itself, by the way it
+// came, or by what it is.
 func (t Topology) failedConsumer(msg *message.Message, death death) Consumer {
 	said, _, _ := strings.Cut(msg.Metadata.Get(metaRoutingKey), ".")
 	for _, c := range Consumers {
@@ -111,6 +114,12 @@ func (t Topology) failedConsumer(msg *message.Message, death death) Consumer {
 	}
 	for _, c := range Consumers {
 		if said == string(c) || death.Queue == t.Queue(c) || msg.Metadata.Get(MetaQueue) == t.Queue(c) {
+			return c
+		}
+	}
+	event, err := domain.DecodeEvent(msg.Payload)
+	for _, c := range Consumers {
+		if err == nil && slices.Contains(c.Handles(), event.Type()) {
 			return c
 		}
 	}

@@ -24,6 +24,14 @@ const (
 // Consumers lists them.
 var Consumers = []Consumer{Closer, Notifier}
 
+// Handles lists the types of events that a consumer handles.
+func (c Consumer) Handles() []domain.EventType {
+	if c == Closer {
+		return []domain.EventType{domain.TypeOrderTimeout}
+	}
+	return domain.BuyerEvents
+}
+
 // keyDeliveryLimit ends the routing key of what the broker itself parks.
 const keyDeliveryLimit = ".delivery_limit"
 

@@ -32,17 +32,10 @@ func CheckPayload(consumer string, payload []byte) (domain.OrderID, error) {
 	if err != nil {
 		return "", refuse(err.Error(), "a body that follows the event contract of this release")
 	}
-	if handled := handledBy(c); !slices.Contains(handled, event.Type()) {
+	if handled := c.Handles(); !slices.Contains(handled, event.Type()) {
 		return "", refuse(string(event.Type()), fmt.Sprintf("what the %s handles: %v", c, handled))
 	}
 	return event.Order(), nil
-}
-
-func handledBy(c rabbitmq.Consumer) []domain.EventType {
-	if c == rabbitmq.Closer {
-		return []domain.EventType{domain.TypeOrderTimeout}
-	}
-	return domain.BuyerEvents
 }
 
 // CheckReplay returns a domain.FieldError for a rate or a canary that makes no sense.

@@ -40,8 +40,8 @@ const (
 
 	// A lease outlives several renewals. When its holder dies another reconciler goes on
 	// after it.
-	runLease      = 15 * time.Second
-	renewEvery    = 4 * time.Second
+	runLease      = 6 * time.Second
+	renewEvery    = 2 * time.Second
 	returnTimeout = 2 * time.Second // for giving a lease back at the end
 
 	// sendTimeout bounds the confirms of a batch, and with it the claiming transaction.
