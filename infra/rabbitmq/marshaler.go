@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,7 +57,7 @@ var _ wamqp.Marshaler = Marshaler{}
 func (Marshaler) Marshal(msg *message.Message) (amqp.Publishing, error) {
 	headers := amqp.Table{}
 	size := 0
-	for _, key := range sortedOwnFirst(msg.Metadata) {
+	for _, key := range sortedStoryFirst(msg.Metadata) {
 		value := clip(msg.Metadata[key], maxHeaderValue)
 		size += len(key) + len(value) + 8
 		if len(key) > 255 || size > maxHeaders {
@@ -114,20 +116,31 @@ func sendable(key string) bool {
 	return !strings.HasPrefix(key, "x-") && !strings.HasPrefix(key, metaReadOnly)
 }
 
-// sortedOwnFirst lists the keys to send, the application's own before a stranger's,
-// so that the story of a failure is the last thing to be dropped.
-func sortedOwnFirst(metadata message.Metadata) []string {
-	var own, others []string
-	for key := range metadata {
+// sortedStoryFirst lists the keys to send, the story of a failure before everything else,
+// so that it is never dropped: a message without its attempts would climb for ever.
+func sortedStoryFirst(metadata message.Metadata) []string {
+	var story, others []string
+	for _, key := range slices.Sorted(maps.Keys(metadata)) {
 		switch {
 		case !sendable(key):
-		case key == MetaType || strings.HasPrefix(key, metaOwn):
-			own = append(own, key)
+		case ofStory(key):
+			story = append(story, key)
 		default:
 			others = append(others, key)
 		}
 	}
-	return append(own, others...)
+	return append(story, others...)
+}
+
+// ofStory tells the headers that this application writes; all of them together fit.
+func ofStory(key string) bool {
+	switch key {
+	case MetaType, MetaAttempts, MetaConsumer, MetaQueue, MetaExchange, MetaRoutingKey, MetaFirstFailedAt,
+		MetaLastFailedAt, MetaErrorClass, MetaError, MetaDeathHistory, MetaOriginalHeaders, MetaReplayOf:
+		return true
+	default:
+		return false
+	}
 }
 
 func asText(value any) string {

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,5 +54,34 @@ func TestHandlerBeyondItsDeadlineIsParked(t *testing.T) {
 	}
 	if parked.Headers[rabbitmq.MetaErrorClass] != "transient" || parked.Headers[rabbitmq.MetaError] != context.DeadlineExceeded.Error() {
 		t.Errorf("class %v, error %v", parked.Headers[rabbitmq.MetaErrorClass], parked.Headers[rabbitmq.MetaError])
+	}
+}
+
+// However many headers a stranger sends, under whatever names, the message climbs the
+// ladder and no further: what counts the attempts is the last thing to be dropped.
+func TestManyHeadersDoNotHideTheAttempts(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var calls atomic.Int64
+	f.consume(func(*message.Message) error {
+		calls.Add(1)
+		return errors.New("always")
+	})
+	headers := amqp.Table{}
+	for i := range 26 {
+		headers[fmt.Sprintf("ordertimeout-%02d", i)] = strings.Repeat("y", 4<<10)
+	}
+	err := f.raw.PublishWithContext(f.ctx(), "", f.topology.Queue(rabbitmq.Closer), true, false, amqp.Publishing{Body: []byte("x"), Headers: headers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parked := f.get(f.topology.ParkingQueue())
+	if want := len(f.ladder) + 1; calls.Load() != int64(want) || parked.Headers[rabbitmq.MetaAttempts] != fmt.Sprint(want) {
+		t.Errorf("handled %d times, parked with %v attempts, want %d", calls.Load(), parked.Headers[rabbitmq.MetaAttempts], want)
+	}
+	for _, header := range []string{rabbitmq.MetaConsumer, rabbitmq.MetaQueue, rabbitmq.MetaError, rabbitmq.MetaErrorClass, rabbitmq.MetaFirstFailedAt, rabbitmq.MetaLastFailedAt} {
+		if parked.Headers[header] == nil {
+			t.Errorf("%s was dropped", header)
+		}
 	}
 }
