@@ -42,9 +42,8 @@ const (
 	holdFirst = 200 * time.Millisecond
 	holdMost  = 5 * time.Second
 
-	// A message is held no longer than this and then returned to its queue: the broker
-	// closes the channel of a consumer that keeps one for 30 minutes.
-	holdLimit = 15 * time.Minute
+	// A broker lets a consumer keep a message for 30 minutes.
+	defaultHoldLimit = 15 * time.Minute
 )
 
 // Outcomes carries out domain.Decide for one consumer, as a Watermill middleware. It
@@ -67,6 +66,12 @@ type Outcomes struct {
 	// replay had taken from a parking, or has put it back to wait for its time. When it
 	// fails the handler is called again.
 	Replayed func(ctx context.Context, parkedID string) error
+
+	// HoldLimit is how long a message is held while a dependency is away. Then a copy
+	// goes to the end of the consumer's queue: the broker closes the channel of a consumer
+	// that keeps a message for 30 minutes, and a mere return counts towards DeliveryLimit,
+	// so that a long outage would park what is healthy. 0 is 15 minutes.
+	HoldLimit time.Duration
 }
 
 // NewOutcomeCounter returns the counter of what became of messages, with labels
@@ -90,7 +95,7 @@ func (o Outcomes) Middleware(next message.HandlerFunc) message.HandlerFunc {
 
 func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 	failed := attempts(msg)
-	wait := newHold()
+	wait := o.newHold()
 	for held := false; ; held = true {
 		err := o.attempt(msg, next)
 		decision := domain.Decide(err, failed, o.Ladder)
@@ -98,15 +103,13 @@ func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 		if !held || decision.Outcome != domain.Hold { // an outage is one line a message
 			o.log(msg, decision, err)
 		}
-		switch decision.Outcome {
-		case domain.Done:
+		switch {
+		case decision.Outcome == domain.Done:
 			return nil
-		case domain.Hold:
-			if !wait.next(o.Stopping) {
-				return err
-			}
-		default:
+		case decision.Outcome != domain.Hold || wait.over():
 			return o.move(msg, decision, err)
+		case !wait.next(o.Stopping):
+			return err
 		}
 	}
 }
@@ -131,7 +134,7 @@ func (o Outcomes) attempt(msg *message.Message, next message.HandlerFunc) error 
 func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause error) error {
 	out := o.outgoing(msg, decision, cause)
 	out.delivered = true
-	for wait := newHold(); ; {
+	for wait := o.newHold(); ; {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), moveTimeout)
 		err := o.Publisher.PublishAll(ctx, []Outgoing{out})[0]
 		cancel()
@@ -141,7 +144,7 @@ func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause err
 		o.Count.WithLabelValues(string(o.Consumer), "move_failed", decision.Class).Inc()
 		o.Logger.Error("message cannot be moved, it stays where it is",
 			"message_id", msg.UUID, "exchange", out.Route.Exchange, "routing_key", out.Route.Key, "error", err)
-		if !wait.next(o.Stopping) {
+		if wait.over() || !wait.next(o.Stopping) {
 			return fmt.Errorf("moving to %s: %w", out.Route.Key, err)
 		}
 	}
@@ -155,6 +158,8 @@ func (o Outcomes) outgoing(msg *message.Message, decision domain.Decision, cause
 		}
 	}
 	switch decision.Outcome {
+	case domain.Hold:
+		return Outgoing{Route: Route{Key: o.Topology.Queue(o.Consumer)}, Message: moved}
 	case domain.Redelay:
 		delete(moved.Metadata, MetaReplayOf) // settled: from here on it is a timer like any other
 		return Outgoing{Route: o.Topology.TimerRoute(decision.Wait), Message: moved}
@@ -228,23 +233,26 @@ func recovering(next message.HandlerFunc, msg *message.Message) (err error) {
 	return err
 }
 
-// hold waits longer and longer, within limits.
+// hold waits longer and longer, up to a deadline.
 type hold struct {
 	wait     *backoff.ExponentialBackOff
 	deadline time.Time
 }
 
-func newHold() hold {
+func (o Outcomes) newHold() hold {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = holdFirst, holdMost
-	return hold{wait: wait, deadline: time.Now().Add(holdLimit)}
+	limit := o.HoldLimit
+	if limit == 0 {
+		limit = defaultHoldLimit
+	}
+	return hold{wait: wait, deadline: time.Now().Add(limit)}
 }
 
-// next reports false when waiting must end: the process drains, or the limit is reached.
+func (h hold) over() bool { return time.Now().After(h.deadline) }
+
+// next reports false when the process drains.
 func (h hold) next(stopping <-chan struct{}) bool {
-	if time.Now().After(h.deadline) {
-		return false
-	}
 	select {
 	case <-time.After(h.wait.NextBackOff()):
 		return true

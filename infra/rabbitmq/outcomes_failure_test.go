@@ -10,9 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/rabbitmq"
 )
 
@@ -55,6 +57,49 @@ func TestHandlerBeyondItsDeadlineIsParked(t *testing.T) {
 	if parked.Headers[rabbitmq.MetaErrorClass] != "transient" || parked.Headers[rabbitmq.MetaError] != context.DeadlineExceeded.Error() {
 		t.Errorf("class %v, error %v", parked.Headers[rabbitmq.MetaErrorClass], parked.Headers[rabbitmq.MetaError])
 	}
+}
+
+// An outage that lasts many times the hold limit parks nothing and spends no attempt: a
+// message whose time is up goes to the end of its queue as a new one, which the broker's
+// delivery limit knows nothing of.
+func TestOutageBeyondTheHoldLimitParksNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var seen atomic.Int64
+	back := make(chan struct{})
+	handled := make(chan *message.Message, 1)
+	f.consumeHolding(time.Millisecond, func(msg *message.Message) error {
+		select {
+		case <-back:
+			handled <- msg
+			return nil
+		default:
+			seen.Add(1)
+			return domain.ErrUnavailable
+		}
+	})
+	sent := message.NewMessage(watermill.NewUUID(), []byte("x"))
+	sent.Metadata.Set(rabbitmq.MetaAttempts, "1")
+	sent.Metadata.Set("tenant", "a")
+	if err := f.publisher.Publish(f.topology.TimerRoute(0).Topic(), sent); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if n := seen.Load(); n < 3*rabbitmq.DeliveryLimit {
+			return fmt.Errorf("seen %d times", n)
+		}
+		return nil
+	})
+	close(back)
+	msg := receive(t, handled)
+	if msg.UUID != sent.UUID || string(msg.Payload) != "x" || msg.Metadata.Get("amqp.header.x-delivery-count") != "" {
+		t.Errorf("got %s %q with %v", msg.UUID, msg.Payload, msg.Metadata)
+	}
+	if msg.Metadata.Get(rabbitmq.MetaAttempts) != "1" || msg.Metadata.Get("tenant") != "a" || msg.Metadata.Get(rabbitmq.MetaError) != "" {
+		t.Errorf("the message changed: %v", msg.Metadata)
+	}
+	f.awaitDepth(f.topology.Queue(rabbitmq.Closer), 0)
+	f.awaitDepth(f.topology.ParkingQueue(), 0)
 }
 
 // However many headers a stranger sends, under whatever names, the message climbs the

@@ -22,10 +22,17 @@ import (
 // consume runs handle behind the outcome switch until the test ends or stop is called.
 func (f *fixture) consume(handle message.NoPublishHandlerFunc) (stop func()) {
 	f.t.Helper()
+	return f.consumeHolding(0, handle)
+}
+
+// consumeHolding is consume with a limit for how long a message is held.
+func (f *fixture) consumeHolding(limit time.Duration, handle message.NoPublishHandlerFunc) (stop func()) {
+	f.t.Helper()
 	stopping := make(chan struct{})
 	outcomes := rabbitmq.Outcomes{
 		Consumer: rabbitmq.Closer, Topology: f.topology, Publisher: f.publisher, Ladder: f.ladder,
 		Logger: discard(), Stopping: stopping, Count: rabbitmq.NewOutcomeCounter(prometheus.NewRegistry()),
+		HoldLimit: limit,
 	}
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	if err != nil {
