@@ -11,6 +11,7 @@ import (
 	"example.com/ordertimeout/services/notifier"
 	"example.com/ordertimeout/services/order"
 	"example.com/ordertimeout/services/reconciler"
+	"example.com/ordertimeout/services/reconciler/console"
 	"example.com/ordertimeout/services/relay"
 )
 
@@ -139,6 +140,36 @@ func (a *app) addReconciler() error {
 	if err != nil {
 		return err
 	}
+	pages, err := a.console(config.OperatorToken, meter, inspector)
+	if err != nil {
+		return err
+	}
+	for _, pattern := range pages.Patterns() {
+		api.Handle(pattern, pages)
+	}
 	a.serveAPI("reconciler", "console", config.Addr, api)
 	return nil
+}
+
+// console is the operator's pages, which stand beside the reconciler's calls.
+func (a *app) console(token string, meter *reconciler.Meter, inspector *rabbitmq.Inspector) (*console.Console, error) {
+	delays := postgres.NewDelayQueues(a.db)
+	return console.New(console.Deps{
+		Orders:  a.orders(),
+		Outbox:  a.outbox(),
+		Parked:  a.parked(),
+		Replays: a.replays(),
+		Audit:   postgres.NewAudit(a.db),
+		Drift:   meter.Measure,
+		Queues: func(ctx context.Context) ([]rabbitmq.QueueState, error) {
+			recorded, err := delays.List(ctx, a.topology.Namespace())
+			if err != nil {
+				recorded = nil // the broker's part of the picture needs no database
+			}
+			return inspector.Queues(ctx, recorded)
+		},
+		Token:    token,
+		Log:      a.logger.With("service", "reconciler"),
+		Stopping: a.stopping,
+	})
 }

@@ -16,24 +16,10 @@ import (
 // english groups digits as the mails' language does.
 var english = message.NewPrinter(language.English)
 
-// minorDigits are the currencies whose minor unit is not a hundredth, from ISO 4217
-// list one. x/text/currency follows CLDR, which shows two dozen currencies without the
-// hundredths that they have in ISO 4217 (COP, IDR, PKR, RSD, …): an amount in minor
-// units would come out a hundred times too large.
-var minorDigits = map[domain.Currency]int{
-	"BIF": 0, "CLP": 0, "DJF": 0, "GNF": 0, "ISK": 0, "JPY": 0, "KMF": 0, "KRW": 0, "PYG": 0,
-	"RWF": 0, "UGX": 0, "UYI": 0, "VND": 0, "VUV": 0, "XAF": 0, "XOF": 0, "XPF": 0,
-	"BHD": 3, "IQD": 3, "JOD": 3, "KWD": 3, "LYD": 3, "OMR": 3, "TND": 3,
-	"CLF": 4, "UYW": 4,
-}
-
 // money writes an amount of 0 or more minor units, such as "EUR 1,234.50". The code
 // stands for the currency because a sign does not: a dozen countries have dollars.
 func money(minor int64, currency domain.Currency) string {
-	digits, special := minorDigits[currency]
-	if !special {
-		digits = 2
-	}
+	digits := currency.Digits()
 	unit := int64(1)
 	for range digits {
 		unit *= 10
