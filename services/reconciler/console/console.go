@@ -200,6 +200,12 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, name, section, ti
 	return nil
 }
 
+// showInvalid answers with a page that says what cannot be accepted, the input kept.
+func (c *Console) showInvalid(w http.ResponseWriter, r *http.Request, name, section, title string, data any) error {
+	c.render(w, r, http.StatusUnprocessableEntity, name, page{Title: title, Section: section, Data: data})
+	return nil
+}
+
 // render writes a page, or only its main part where htmx asks for a part.
 func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, name string, p page) {
 	p.Operator, p.Status = operator(r), status

@@ -97,8 +97,7 @@ func (c *Console) listParked(w http.ResponseWriter, r *http.Request) error {
 	filter, err := p.Filter.filter()
 	if err != nil {
 		p.Problem = err.Error()
-		c.render(w, r, http.StatusUnprocessableEntity, "parked", page{Title: "Parked", Section: "parked", Data: p})
-		return nil
+		return c.showInvalid(w, r, "parked", "parked", "Parked", p)
 	}
 	if p.Groups, err = c.deps.Parked.Groups(r.Context(), filter); err != nil {
 		return err
@@ -174,10 +173,7 @@ func (c *Console) editParked(w http.ResponseWriter, r *http.Request) error {
 	}
 	order, err := reconciler.CheckPayload(m.Consumer, compact.Bytes())
 	if err != nil {
-		c.render(w, r, http.StatusUnprocessableEntity, "message", page{
-			Title: "Parked message", Section: "parked", Data: messagePage{ParkedJSON: reconciler.ShowParked(m), Draft: typed, Problem: err.Error()},
-		})
-		return nil
+		return c.showInvalid(w, r, "message", "parked", "Parked message", messagePage{ParkedJSON: reconciler.ShowParked(m), Draft: typed, Problem: err.Error()})
 	}
 	if err := c.deps.Parked.Edit(r.Context(), operator(r), m.ID, order, compact.Bytes()); err != nil {
 		return err
@@ -194,7 +190,7 @@ func (c *Console) discardParked(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.discard(r, postgres.ParkedFilter{IDs: []string{m.ID}}); err != nil {
+	if err := c.discard(r, postgres.ParkedFilter{IDs: []string{m.ID}}); err != nil {
 		return err
 	}
 	http.Redirect(w, r, "/parked/"+m.ID, http.StatusSeeOther)
@@ -206,19 +202,20 @@ func (c *Console) discardSelection(w http.ResponseWriter, r *http.Request) error
 	if err != nil {
 		return err
 	}
-	if _, err := c.discard(r, filter); err != nil {
+	if err := c.discard(r, filter); err != nil {
 		return err
 	}
 	http.Redirect(w, r, "/audit", http.StatusSeeOther)
 	return nil
 }
 
-func (c *Console) discard(r *http.Request, filter postgres.ParkedFilter) (int, error) {
+func (c *Console) discard(r *http.Request, filter postgres.ParkedFilter) error {
 	reason := strings.TrimSpace(r.PostFormValue("reason"))
 	if reason == "" || len(reason) > 1000 {
-		return 0, &domain.FieldError{Field: "reason", Got: strconv.Itoa(len(reason)) + " characters", Allowed: "1 to 1000: why it is discarded"}
+		return &domain.FieldError{Field: "reason", Got: strconv.Itoa(len(reason)) + " characters", Allowed: "1 to 1000: why it is discarded"}
 	}
-	return c.deps.Parked.Discard(r.Context(), operator(r), filter, reason)
+	_, err := c.deps.Parked.Discard(r.Context(), operator(r), filter, reason) // the audit tells how many
+	return err
 }
 
 // selected reads what a form works on: one message, what a filter picks, or all.

@@ -2,9 +2,11 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -186,6 +188,7 @@ func (s *sampler) arrange(snap *snapshot, queues []rabbitmq.QueueState) {
 		}
 		snap.place(st)
 	}
+	slices.SortFunc(snap.Delays, func(a, b station) int { return cmp.Compare(b.TTL, a.TTL) })
 	if ok && snap.DatabaseAway == "" {
 		snap.Ended = max(0, snap.Placed-float64(now.pending-before.pending)/now.at.Sub(before.at).Seconds())
 	}
