@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"example.com/ordertimeout/domain"
@@ -28,6 +29,7 @@ type fixture struct {
 	publisher *rabbitmq.Publisher
 	raw       *amqp.Channel
 	ladder    domain.Ladder
+	count     *prometheus.CounterVec // of the last consumer
 }
 
 func newFixture(t *testing.T) *fixture {

@@ -95,7 +95,8 @@ func (o Outcomes) Middleware(next message.HandlerFunc) message.HandlerFunc {
 
 func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 	failed := attempts(msg)
-	wait := o.newHold()
+	deadline := o.deadline()
+	wait := newHold(deadline)
 	for held := false; ; held = true {
 		err := o.attempt(msg, next)
 		decision := domain.Decide(err, failed, o.Ladder)
@@ -107,7 +108,7 @@ func (o Outcomes) handle(msg *message.Message, next message.HandlerFunc) error {
 		case decision.Outcome == domain.Done:
 			return nil
 		case decision.Outcome != domain.Hold || wait.over():
-			return o.move(msg, decision, err)
+			return o.move(msg, decision, err, deadline)
 		case !wait.next(o.Stopping):
 			return err
 		}
@@ -130,11 +131,12 @@ func (o Outcomes) attempt(msg *message.Message, next message.HandlerFunc) error 
 	return err
 }
 
-// move publishes the message to where it goes next, however long that takes.
-func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause error) error {
+// move publishes the message to where it goes next. It tries at least once and until
+// deadline; then the message is returned.
+func (o Outcomes) move(msg *message.Message, decision domain.Decision, cause error, deadline time.Time) error {
 	out := o.outgoing(msg, decision, cause)
 	out.delivered = true
-	for wait := o.newHold(); ; {
+	for wait := newHold(deadline); ; {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(msg.Context()), moveTimeout)
 		err := o.Publisher.PublishAll(ctx, []Outgoing{out})[0]
 		cancel()
@@ -239,14 +241,18 @@ type hold struct {
 	deadline time.Time
 }
 
-func (o Outcomes) newHold() hold {
+func newHold(deadline time.Time) hold {
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = holdFirst, holdMost
-	limit := o.HoldLimit
-	if limit == 0 {
-		limit = defaultHoldLimit
+	return hold{wait: wait, deadline: deadline}
+}
+
+// deadline is when a message that comes now must be gone, handled or not.
+func (o Outcomes) deadline() time.Time {
+	if o.HoldLimit == 0 {
+		return time.Now().Add(defaultHoldLimit)
 	}
-	return hold{wait: wait, deadline: time.Now().Add(limit)}
+	return time.Now().Add(o.HoldLimit)
 }
 
 func (h hold) over() bool { return time.Now().After(h.deadline) }

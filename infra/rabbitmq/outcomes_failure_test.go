@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"example.com/ordertimeout/domain"
@@ -128,5 +129,39 @@ func TestManyHeadersDoNotHideTheAttempts(t *testing.T) {
 		if parked.Headers[header] == nil {
 			t.Errorf("%s was dropped", header)
 		}
+	}
+}
+
+// Holding a message and moving it share one limit, or a consumer whose database and
+// parking are both away would keep it for twice as long, and the broker would close its
+// channel: a move that begins too late is tried once, and then the message is returned.
+func TestHoldingAndMovingShareOneLimit(t *testing.T) {
+	t.Parallel()
+	const limit = time.Second
+	f := newFixture(t)
+	if _, err := f.raw.QueueDelete(f.topology.ParkingQueue(), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	var first time.Time
+	again := make(chan *message.Message, 1)
+	f.consumeHolding(limit, func(msg *message.Message) error {
+		switch {
+		case msg.Metadata.Get("amqp.redelivered") != "":
+			again <- msg
+			return nil
+		case first.IsZero():
+			first = time.Now()
+			return domain.ErrUnavailable
+		default:
+			<-time.After(time.Until(first.Add(limit))) // as long as the limit allows
+			return domain.ErrMalformed
+		}
+	})
+	sent := f.publish(f.topology.TimerRoute(0), "x")
+	if msg := receive(t, again); msg.UUID != sent.UUID {
+		t.Errorf("got %s, sent %s", msg.UUID, sent.UUID)
+	}
+	if n := testutil.ToFloat64(f.count.WithLabelValues("closer", "move_failed", "malformed")); n != 1 {
+		t.Errorf("the move was tried %g times", n)
 	}
 }

@@ -29,9 +29,10 @@ func (f *fixture) consume(handle message.NoPublishHandlerFunc) (stop func()) {
 func (f *fixture) consumeHolding(limit time.Duration, handle message.NoPublishHandlerFunc) (stop func()) {
 	f.t.Helper()
 	stopping := make(chan struct{})
+	f.count = rabbitmq.NewOutcomeCounter(prometheus.NewRegistry())
 	outcomes := rabbitmq.Outcomes{
 		Consumer: rabbitmq.Closer, Topology: f.topology, Publisher: f.publisher, Ladder: f.ladder,
-		Logger: discard(), Stopping: stopping, Count: rabbitmq.NewOutcomeCounter(prometheus.NewRegistry()),
+		Logger: discard(), Stopping: stopping, Count: f.count,
 		HoldLimit: limit,
 	}
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
