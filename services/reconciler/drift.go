@@ -50,6 +50,7 @@ type Drift struct {
 	FoundTimers        int              `json:"found_timers"`
 	MissingTimers      int              `json:"missing_timers" doc:"Expected and not found."`
 	SurplusTimers      int              `json:"surplus_timers" doc:"Found and not expected: harmless, the row decides."`
+	Findings           []Finding        `json:"findings" doc:"What is wrong with the queues, as of the last look."`
 }
 
 // TimerPlace is a place where timers wait.
@@ -65,6 +66,12 @@ type FailingOrder struct {
 	NextAttemptAt time.Time      `json:"next_attempt_at"`
 	LastError     string         `json:"last_error"`
 }
+
+// Places that are not queues.
+const (
+	placeOutbox = "outbox"
+	placeParked = "parked"
+)
 
 const (
 	driftSample  = 20
@@ -173,14 +180,15 @@ func compare(c postgres.DriftCounts, queues []rabbitmq.QueueState) Drift {
 		LateOrders: c.Late, LateSeconds: c.LateFor.Seconds(), LateSample: append([]domain.OrderID{}, c.LateOrders...),
 		FailingOrders: c.FailingOrders, FailingSample: []FailingOrder{},
 		ExpectedTimers: c.Pending + c.EarlySettled,
-		Timers:         []TimerPlace{{"outbox", c.OutboxTimers}},
+		Timers:         []TimerPlace{{placeOutbox, c.OutboxTimers}},
+		Findings:       []Finding{},
 	}
 	for _, q := range queues {
 		if q.HoldsTimers() || q.Role == rabbitmq.RoleParking {
 			d.Timers = append(d.Timers, TimerPlace{q.Name, q.Messages})
 		}
 	}
-	d.Timers = append(d.Timers, TimerPlace{"parked", c.ParkedTimers})
+	d.Timers = append(d.Timers, TimerPlace{placeParked, c.ParkedTimers})
 	for _, place := range d.Timers {
 		d.FoundTimers += place.Timers
 	}
