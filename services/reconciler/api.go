@@ -63,9 +63,9 @@ type APIDeps struct {
 // api answers operators.
 type api struct{ deps APIDeps }
 
-// apiTimeout bounds one call. Beginning a run over a hundred thousand messages takes
-// some seconds.
-const apiTimeout = 70 * time.Second
+// apiTimeout bounds one call, below the server's own limit for an answer. Beginning a run
+// over a hundred thousand messages takes some seconds.
+const apiTimeout = 25 * time.Second
 
 const apiDescription = `Shows what failed, and repairs it: parked messages, replay runs, drift between orders and timers, and who did what.
 
