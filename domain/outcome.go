@@ -8,8 +8,8 @@ import (
 // Outcome is what becomes of a message after its handler returned.
 type Outcome int
 
-// The outcomes. Every one but Done and Hold moves a copy of the message first and
-// acks the original after the broker confirmed the copy.
+// The outcomes. Every one but Done, and Hold while it lasts, moves a copy of the message
+// first and acks the original after the broker confirmed the copy.
 const (
 	Done    Outcome = iota // handled, or nothing to do: ack
 	Redelay                // not due yet: wait for the time that is left, no attempt counted

@@ -157,7 +157,11 @@ func sendBatch(ctx context.Context, tx pgx.Tx, batch *pgx.Batch) (err error) {
 		return nil
 	}
 	results := tx.SendBatch(ctx, batch)
-	defer func() { err = errors.Join(err, results.Close()) }()
+	defer func() {
+		if closeErr := results.Close(); err == nil { // after an error it is that error once more
+			err = closeErr
+		}
+	}()
 	for range batch.Len() {
 		if _, err := results.Exec(); err != nil {
 			return err

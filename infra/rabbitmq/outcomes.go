@@ -30,7 +30,7 @@ const (
 	MetaLastFailedAt    = metaOwn + "last-failed-at"   //
 	MetaErrorClass      = metaOwn + "error-class"      // domain.Class
 	MetaError           = metaOwn + "error"            // text, capped
-	MetaDeathHistory    = metaOwn + "death-history"    // the broker's x-death, as JSON text
+	MetaDeathHistory    = metaOwn + "death-history"    // the broker's x-death at the first failure, as JSON text
 	MetaOriginalHeaders = metaOwn + "original-headers" // headers of other types, as JSON text
 )
 
@@ -188,8 +188,8 @@ func (o Outcomes) tellStory(moved, msg *message.Message, decision domain.Decisio
 	if headers := foreignHeaders(msg); headers != "" {
 		first(MetaOriginalHeaders, headers)
 	}
-	if death := msg.Metadata.Get(metaDeath); death != "" {
-		moved.Metadata.Set(MetaDeathHistory, clip(death, maxHeaderValue))
+	if death := msg.Metadata.Get(metaDeath); death != "" { // later ones tell of rungs only
+		first(MetaDeathHistory, clip(death, maxHeaderValue))
 	}
 	moved.Metadata.Set(MetaConsumer, string(o.Consumer))
 	moved.Metadata.Set(MetaAttempts, strconv.Itoa(decision.Attempt))

@@ -136,7 +136,7 @@ func (t Topology) Replay(c Consumer, id, parkedID, eventType string, headers map
 	}
 	msg.Metadata.Set(MetaType, eventType)
 	msg.Metadata.Set(MetaReplayOf, parkedID)
-	return Outgoing{Route: Route{Key: t.Queue(c)}, Message: msg}
+	return Outgoing{Route: Route{Key: t.Queue(c)}, Message: msg, delivered: true}
 }
 
 // death is one entry of the broker's history of a message.
