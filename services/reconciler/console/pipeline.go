@@ -25,24 +25,27 @@ const (
 	// to flicker.
 	rateSpan = 10 * time.Second
 
-	shownGroups = 5
+	shownGroups  = 5
+	shownFailing = 3
 )
 
 // snapshot is the whole flow at one instant.
 type snapshot struct {
-	At     time.Time
-	Drift  reconciler.Drift
-	Outbox postgres.Backlog
-	Delays []station
-	Closer lane
-	Notify lane
-	Park   station
-	Groups []postgres.ParkedGroup
-	Parked int // open, over all groups
-	More   int // groups that are not shown
-	Runs   []postgres.Run
-	Placed float64 // orders a second
-	Ended  float64 // orders a second that were paid or closed
+	At      time.Time
+	Drift   reconciler.Drift
+	Outbox  postgres.Backlog
+	Delays  []station
+	Closer  lane
+	Notify  lane
+	Park    station
+	Groups  []postgres.ParkedGroup
+	Failing []reconciler.FailingOrder // some of the orders that the sweep cannot close
+	Parked  int                       // open, over all groups
+	More    int                       // groups that are not shown
+	Runs    []postgres.Run
+	Placed  float64 // orders a second
+	Ended   float64 // orders a second that were paid or closed
+	Rates   bool    // there are earlier samples to take rates from
 
 	DatabaseAway string // what it said; empty while it is there
 	BrokerAway   string
@@ -131,18 +134,34 @@ func (s *sampler) sample(ctx context.Context) *snapshot {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	snap := &snapshot{At: time.Now()}
-	if err := s.askDatabase(ctx, snap); err != nil {
+	before := s.oldest(snap.At)
+	span := rateSpan
+	if snap.Rates = before != nil; snap.Rates {
+		span = snap.At.Sub(before.at)
+	}
+	if err := s.askDatabase(ctx, snap, span); err != nil {
 		snap.DatabaseAway = err.Error()
+	} else if snap.Rates {
+		snap.Ended = max(0, snap.Placed-float64(snap.Drift.PendingOrders-before.pending)/span.Seconds())
 	}
 	queues, err := s.deps.Queues(ctx)
 	if err != nil {
 		snap.BrokerAway = err.Error()
 	}
-	s.arrange(snap, queues)
+	slices.SortStableFunc(queues, func(a, b rabbitmq.QueueState) int { return cmp.Compare(b.TTL, a.TTL) })
+	for _, q := range queues {
+		st := station{QueueState: q, Label: label(q), Trouble: trouble(q)}
+		if snap.Rates {
+			st.Change = float64(q.Messages-before.depths[q.Name]) / span.Seconds()
+		}
+		snap.place(st)
+	}
+	s.remember(snap, queues)
 	return snap
 }
 
-func (s *sampler) askDatabase(ctx context.Context, snap *snapshot) (err error) {
+// askDatabase fills in what the database knows; placed orders are counted over span.
+func (s *sampler) askDatabase(ctx context.Context, snap *snapshot, span time.Duration) (err error) {
 	if snap.Outbox, err = s.deps.Outbox.Backlog(ctx); err != nil {
 		return err
 	}
@@ -163,35 +182,16 @@ func (s *sampler) askDatabase(ctx context.Context, snap *snapshot) (err error) {
 			snap.Runs = append(snap.Runs, run)
 		}
 	}
-	placed, err := s.deps.Orders.Placed(ctx, rateSpan)
+	placed, err := s.deps.Orders.Placed(ctx, span)
 	if err != nil {
 		return err
 	}
-	snap.Placed = float64(placed) / rateSpan.Seconds()
+	snap.Placed = float64(placed) / span.Seconds()
 	// It asks the broker too, and last: the rest is known by then.
 	drift, err := s.deps.Drift(ctx)
 	snap.Drift = drift
+	snap.Failing = drift.FailingSample[:min(shownFailing, len(drift.FailingSample))]
 	return err
-}
-
-// arrange puts queues in their places and takes rates from earlier samples.
-func (s *sampler) arrange(snap *snapshot, queues []rabbitmq.QueueState) {
-	now := past{at: snap.At, pending: snap.Drift.PendingOrders, depths: map[string]int{}}
-	for _, q := range queues {
-		now.depths[q.Name] = q.Messages
-	}
-	before, ok := s.remember(now)
-	for _, q := range queues {
-		st := station{QueueState: q, Label: label(q), Trouble: trouble(q)}
-		if ok {
-			st.Change = float64(q.Messages-before.depths[q.Name]) / now.at.Sub(before.at).Seconds()
-		}
-		snap.place(st)
-	}
-	slices.SortFunc(snap.Delays, func(a, b station) int { return cmp.Compare(b.TTL, a.TTL) })
-	if ok && snap.DatabaseAway == "" {
-		snap.Ended = max(0, snap.Placed-float64(now.pending-before.pending)/now.at.Sub(before.at).Seconds())
-	}
 }
 
 func (snap *snapshot) place(st station) {
@@ -201,7 +201,7 @@ func (snap *snapshot) place(st station) {
 		snap.Delays = append(snap.Delays, st)
 	case rabbitmq.RoleRung:
 		l := lanes[st.Consumer]
-		l.Rungs = append([]station{st}, l.Rungs...) // they come in the order of the flow, the last rung first
+		l.Rungs = append([]station{st}, l.Rungs...) // the longest wait comes first and stands last
 	case rabbitmq.RoleConsumed:
 		lanes[st.Consumer].Queue = st
 	case rabbitmq.RoleParking:
@@ -209,18 +209,31 @@ func (snap *snapshot) place(st station) {
 	}
 }
 
-// remember keeps a sample and returns the oldest one of the last rateSpan.
-func (s *sampler) remember(now past) (before past, ok bool) {
+// oldest returns the oldest sample within rateSpan of now, if it is old enough to take
+// rates from.
+func (s *sampler) oldest(now time.Time) *past {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.past) > 0 && now.at.Sub(s.past[0].at) > rateSpan {
+	for len(s.past) > 0 && now.Sub(s.past[0].at) > rateSpan {
 		s.past = s.past[1:]
 	}
-	if len(s.past) > 0 {
-		before, ok = s.past[0], now.at.Sub(s.past[0].at) > sampleEvery/2
+	if len(s.past) == 0 || now.Sub(s.past[0].at) < sampleEvery/2 {
+		return nil
 	}
-	s.past = append(s.past, now)
-	return before, ok
+	return &s.past[0]
+}
+
+func (s *sampler) remember(snap *snapshot, queues []rabbitmq.QueueState) {
+	if snap.DatabaseAway != "" || snap.BrokerAway != "" {
+		return
+	}
+	p := past{at: snap.At, pending: snap.Drift.PendingOrders, depths: map[string]int{}}
+	for _, q := range queues {
+		p.depths[q.Name] = q.Messages
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.past = append(s.past, p)
 }
 
 func label(q rabbitmq.QueueState) string {
