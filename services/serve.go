@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
@@ -117,7 +118,8 @@ func (a *app) addReconciler() error {
 	replay, replayErr := load[reconciler.ReplayConfig]()
 	sweep, sweepErr := load[reconciler.SweepConfig]()
 	config, configErr := load[reconciler.APIConfig]()
-	if err := errors.Join(replayErr, sweepErr, configErr, a.broker()); err != nil {
+	management, managementErr := load[rabbitmq.ManagementConfig]()
+	if err := errors.Join(replayErr, sweepErr, configErr, managementErr, a.broker()); err != nil {
 		return err
 	}
 	logger := a.logger.With("service", "reconciler")
@@ -127,12 +129,16 @@ func (a *app) addReconciler() error {
 	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)
 	inspector := rabbitmq.NewInspector(a.topology, a.consuming)
 	meter := reconciler.NewMeter(postgres.NewSweep(a.db), postgres.NewDelayQueues(a.db), inspector, a.topology.Namespace(), sweep.Grace, a.registry, logger)
-	a.workers = append(a.workers, replayer.Run, sweeper.Run, meter.Run)
+	watch, err := a.watch(management, meter, inspector, logger)
+	if err != nil {
+		return err
+	}
+	a.workers = append(a.workers, replayer.Run, sweeper.Run, meter.Run, watch.Run)
 	api, err := reconciler.NewAPI(config, reconciler.APIDeps{
 		Parked:  a.parked(),
 		Replays: a.replays(),
 		Audit:   postgres.NewAudit(a.db),
-		Drift:   meter.Measure,
+		Drift:   watch.Drift,
 		Log:     logger,
 		Metrics: a.labelled("reconciler"),
 		Version: version,
@@ -140,7 +146,7 @@ func (a *app) addReconciler() error {
 	if err != nil {
 		return err
 	}
-	pages, err := a.console(config.OperatorToken, meter, inspector)
+	pages, err := a.console(config.OperatorToken, watch, inspector)
 	if err != nil {
 		return err
 	}
@@ -151,8 +157,21 @@ func (a *app) addReconciler() error {
 	return nil
 }
 
+// watch looks at the queues, through the management API too where there is one.
+func (a *app) watch(c rabbitmq.ManagementConfig, meter *reconciler.Meter, inspector *rabbitmq.Inspector, logger *slog.Logger) (*reconciler.Watch, error) {
+	deps := reconciler.WatchDeps{Queues: inspector, Measure: meter.Measure, Declared: a.keeper.Ready, Logger: logger, Registerer: a.registry}
+	management, err := rabbitmq.NewManagement(c, a.topology, a.consuming)
+	if err != nil {
+		return nil, err
+	}
+	if management != nil {
+		deps.Management = management.View
+	}
+	return reconciler.NewWatch(deps), nil
+}
+
 // console is the operator's pages, which stand beside the reconciler's calls.
-func (a *app) console(token string, meter *reconciler.Meter, inspector *rabbitmq.Inspector) (*console.Console, error) {
+func (a *app) console(token string, watch *reconciler.Watch, inspector *rabbitmq.Inspector) (*console.Console, error) {
 	delays := postgres.NewDelayQueues(a.db)
 	return console.New(console.Deps{
 		Orders:  a.orders(),
@@ -160,7 +179,7 @@ func (a *app) console(token string, meter *reconciler.Meter, inspector *rabbitmq
 		Parked:  a.parked(),
 		Replays: a.replays(),
 		Audit:   postgres.NewAudit(a.db),
-		Drift:   meter.Measure,
+		Drift:   watch.Drift,
 		Queues: func(ctx context.Context) ([]rabbitmq.QueueState, error) {
 			recorded, err := delays.List(ctx, a.topology.Namespace())
 			if err != nil {

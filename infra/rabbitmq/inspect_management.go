@@ -202,15 +202,10 @@ func (m *Management) get(ctx context.Context, out any, path ...string) error {
 	for i, part := range path {
 		path[i] = url.PathEscape(part)
 	}
-	u := *m.base
-	u.User = nil
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.JoinPath(path...).String(), nil)
+	resource := m.base.JoinPath(path...) // with user and password, which the client sends as a header
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, resource.String(), nil)
 	if err != nil {
 		return err
-	}
-	if user := m.base.User; user != nil {
-		password, _ := user.Password()
-		request.SetBasicAuth(user.Username(), password)
 	}
 	response, err := m.client.Do(request)
 	if err != nil {
@@ -222,7 +217,7 @@ func (m *Management) get(ctx context.Context, out any, path ...string) error {
 	case http.StatusNotFound:
 		return nil
 	default:
-		return fmt.Errorf("rabbitmq: management API: %s for %s", response.Status, u.JoinPath(path...).Path)
+		return fmt.Errorf("rabbitmq: management API: %s for %s", response.Status, resource.Path)
 	}
 	if err := json.NewDecoder(response.Body).Decode(out); err != nil {
 		return fmt.Errorf("rabbitmq: management API: %w", err)

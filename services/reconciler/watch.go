@@ -77,6 +77,7 @@ type Watch struct {
 	gauge *prometheus.GaugeVec
 
 	// Of earlier looks; used by one look at a time.
+	declared    bool              // once: until then nothing is missing
 	idle        map[string]int    // looks in a row that found no consumer
 	depths      map[string]*depth // of queues whose messages must leave
 	deadLetters map[string]*depth
@@ -132,6 +133,11 @@ func (w *Watch) Drift(ctx context.Context) (Drift, error) {
 // look replaces the findings. While the broker is away they stay as they are: readiness
 // tells of that.
 func (w *Watch) look(ctx context.Context, now time.Time) {
+	err := w.deps.Declared()
+	mismatch, wrong := errors.AsType[*rabbitmq.MismatchError](err)
+	if w.declared = w.declared || wrong || err == nil; !w.declared {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	states, err := w.deps.Queues.Queues(ctx, nil)
@@ -139,7 +145,10 @@ func (w *Watch) look(ctx context.Context, now time.Time) {
 		w.deps.Logger.Debug("queues cannot be looked at", "error", err)
 		return
 	}
-	found := w.lookAtArguments()
+	var found []Finding
+	if wrong {
+		found = append(found, wrongArguments(mismatch))
+	}
 	if drift, err := w.deps.Measure(ctx); err == nil { // without the database the queues remain
 		found = append(found, w.lookAtOrders(drift, states, now)...)
 	}
@@ -183,16 +192,12 @@ func has(all []Finding, f Finding) bool {
 	return slices.ContainsFunc(all, func(o Finding) bool { return o.Queue == f.Queue && o.Problem == f.Problem })
 }
 
-func (w *Watch) lookAtArguments() []Finding {
-	mismatch, ok := errors.AsType[*rabbitmq.MismatchError](w.deps.Declared())
-	if !ok {
-		return nil
+func wrongArguments(m *rabbitmq.MismatchError) Finding {
+	return Finding{
+		m.Queue, problemArguments,
+		fmt.Sprintf("It exists with %s %s instead of %s, which the broker cannot change.", m.Argument, m.Found, m.Wanted),
+		fmt.Sprintf("Let it run empty and remove it with `rabbitmqctl delete_queue %s`; the services declare it again within 10 s.", m.Queue),
 	}
-	return []Finding{{
-		mismatch.Queue, problemArguments,
-		fmt.Sprintf("It exists with %s %s instead of %s, which the broker cannot change.", mismatch.Argument, mismatch.Found, mismatch.Wanted),
-		fmt.Sprintf("Let it run empty and remove it with `rabbitmqctl delete_queue %s`; the services declare it again within 10 s.", mismatch.Queue),
-	}}
 }
 
 // lookAtOrders finds late orders that nothing explains: their timers neither wait for a

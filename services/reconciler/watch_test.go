@@ -143,6 +143,20 @@ func TestWatchWithoutItsDependencies(t *testing.T) {
 	}
 }
 
+// What was not declared yet is not missing. Later, a declaration that fails hides nothing.
+func TestWatchWaitsForTheFirstDeclaration(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.queues[delayQueue].Exists = false
+	s.declared = errors.New("topology is not declared yet")
+	s.expect(2)
+	s.declared = nil
+	s.expect(1, "ns.delay.1m.queue missing_queue")
+	s.declared = errors.New("broker is away")
+	s.queues[rungQueue].Exists = false
+	s.expect(1, "ns.delay.1m.queue missing_queue", "ns.closer.retry.1.10s.queue missing_queue")
+}
+
 func TestWatchWantsConsumersWhereTheyBelong(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
