@@ -3,16 +3,12 @@ package main
 import (
 	"context"
 	"errors"
-	"log/slog"
 
-	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/smtp"
 	"example.com/ordertimeout/services/closer"
 	"example.com/ordertimeout/services/notifier"
 	"example.com/ordertimeout/services/order"
-	"example.com/ordertimeout/services/reconciler"
-	"example.com/ordertimeout/services/reconciler/console"
 	"example.com/ordertimeout/services/relay"
 )
 
@@ -112,83 +108,4 @@ func (a *app) addNotifier() error {
 	})
 	a.consume(rabbitmq.Notifier, rabbitmq.SubscriberConfig{Window: mailsInHand}, n.Handle)
 	return nil
-}
-
-func (a *app) addReconciler() error {
-	replay, replayErr := load[reconciler.ReplayConfig]()
-	sweep, sweepErr := load[reconciler.SweepConfig]()
-	config, configErr := load[reconciler.APIConfig]()
-	management, managementErr := load[rabbitmq.ManagementConfig]()
-	if err := errors.Join(replayErr, sweepErr, configErr, managementErr, a.broker()); err != nil {
-		return err
-	}
-	logger := a.logger.With("service", "reconciler")
-	ingest := reconciler.NewIngest(a.parked(), a.topology, a.registry, logger)
-	a.subscribe("parking", a.topology.ParkingQueue(), rabbitmq.SubscriberConfig{}, ingest.Handle)
-	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, replay.Limit, a.registry, logger)
-	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)
-	inspector := rabbitmq.NewInspector(a.topology, a.consuming)
-	meter := reconciler.NewMeter(postgres.NewSweep(a.db), postgres.NewDelayQueues(a.db), inspector, a.topology.Namespace(), sweep.Grace, a.registry, logger)
-	watch, err := a.watch(management, meter, inspector, logger)
-	if err != nil {
-		return err
-	}
-	a.workers = append(a.workers, replayer.Run, sweeper.Run, meter.Run, watch.Run)
-	api, err := reconciler.NewAPI(config, reconciler.APIDeps{
-		Parked:  a.parked(),
-		Replays: a.replays(),
-		Audit:   postgres.NewAudit(a.db),
-		Drift:   watch.Drift,
-		Log:     logger,
-		Metrics: a.labelled("reconciler"),
-		Version: version,
-	})
-	if err != nil {
-		return err
-	}
-	pages, err := a.console(config.OperatorToken, watch, inspector)
-	if err != nil {
-		return err
-	}
-	for _, pattern := range pages.Patterns() {
-		api.Handle(pattern, pages)
-	}
-	a.serveAPI("reconciler", "console", config.Addr, api)
-	return nil
-}
-
-// watch looks at the queues, through the management API too where there is one.
-func (a *app) watch(c rabbitmq.ManagementConfig, meter *reconciler.Meter, inspector *rabbitmq.Inspector, logger *slog.Logger) (*reconciler.Watch, error) {
-	deps := reconciler.WatchDeps{Queues: inspector, Measure: meter.Measure, Declared: a.keeper.Ready, Logger: logger, Registerer: a.registry}
-	management, err := rabbitmq.NewManagement(c, a.topology, a.consuming)
-	if err != nil {
-		return nil, err
-	}
-	if management != nil {
-		deps.Management = management.View
-	}
-	return reconciler.NewWatch(deps), nil
-}
-
-// console is the operator's pages, which stand beside the reconciler's calls.
-func (a *app) console(token string, watch *reconciler.Watch, inspector *rabbitmq.Inspector) (*console.Console, error) {
-	delays := postgres.NewDelayQueues(a.db)
-	return console.New(console.Deps{
-		Orders:  a.orders(),
-		Outbox:  a.outbox(),
-		Parked:  a.parked(),
-		Replays: a.replays(),
-		Audit:   postgres.NewAudit(a.db),
-		Drift:   watch.Drift,
-		Queues: func(ctx context.Context) ([]rabbitmq.QueueState, error) {
-			recorded, err := delays.List(ctx, a.topology.Namespace())
-			if err != nil {
-				recorded = nil // the broker's part of the picture needs no database
-			}
-			return inspector.Queues(ctx, recorded)
-		},
-		Token:    token,
-		Log:      a.logger.With("service", "reconciler"),
-		Stopping: a.stopping,
-	})
 }
