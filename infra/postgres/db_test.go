@@ -144,33 +144,3 @@ func TestSchemaRefusesIllegalStates(t *testing.T) {
 		}
 	}
 }
-
-// With a long history behind them the poll and the search for overdue orders read an
-// index, not the table.
-func TestHotQueriesUseAnIndex(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, err := w.db.Pool().Exec(ctx, `
-		INSERT INTO orders (id, status, customer_id, customer_email, currency, payment_window_ms, due_at, created_at, closed_at, closed_by)
-		SELECT gen_random_uuid(), 'closed', 'c', 'a@example.com', 'EUR', 1000, now() - interval '1 day', now() - interval '2 days', now(), 'timer'
-		FROM generate_series(1, 30000);
-		INSERT INTO outbox (message_id, order_id, type, payload, next_attempt_at)
-		SELECT gen_random_uuid(), gen_random_uuid(), 'order.closed', '{}', now() + interval '1 hour' FROM generate_series(1, 30000);
-		ANALYZE orders, outbox`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for index, sql := range map[string]string{
-		"outbox_next":        `SELECT id FROM outbox WHERE next_attempt_at <= now() ORDER BY next_attempt_at, id LIMIT 500 FOR UPDATE SKIP LOCKED`,
-		"orders_pending_due": `SELECT id FROM orders WHERE status = 'pending' AND due_at <= now() ORDER BY due_at LIMIT 100 FOR UPDATE SKIP LOCKED`,
-	} {
-		rows, err := w.db.Pool().Query(ctx, "EXPLAIN "+sql)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan := strings.Join(must(pgx.CollectRows(rows, pgx.RowTo[string])), "\n")
-		if !strings.Contains(plan, index) {
-			t.Errorf("%s:\n%s", sql, plan)
-		}
-	}
-}
