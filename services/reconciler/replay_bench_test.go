@@ -33,7 +33,7 @@ func BenchmarkReplay(b *testing.B) {
 		run := y.start(postgres.ReplayRequest{})
 		b.ReportMetric(float64(time.Since(began).Milliseconds()), "ms/start")
 		began = time.Now()
-		stop := y.replayer(y.publisher, 5)
+		stop := y.replayer(y.publisher)
 		y.eventually("everything is sent", func() bool { return y.get(run.ID).Sent == messages })
 		b.ReportMetric(messages/time.Since(began).Seconds(), "replays/s")
 		stop()

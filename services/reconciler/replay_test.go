@@ -65,7 +65,7 @@ func TestReplaySendsTheMessageAsItWas(t *testing.T) {
 	id := y.ids()[0]
 	y.exec(`UPDATE parked_messages SET headers = '{"origin": "shop", "x-evil": "1"}', story = '{"ordertimeout-attempts": "4"}'`)
 	y.start(postgres.ReplayRequest{})
-	defer y.replayer(y.publisher, 5)()
+	defer y.replayer(y.publisher)()
 	var d amqp.Delivery
 	y.eventually("it is in the closer's queue", func() (ok bool) {
 		d, ok = y.take(y.topology.Queue(rabbitmq.Closer))
@@ -116,7 +116,7 @@ func TestReplayLooksFirst(t *testing.T) {
 	order(7, `status = 'closed', closed_at = now(), closed_by = 'timer'`)
 	change(7, `consumer = 'notifier', type = 'payment.refund_due', payload = convert_to('{"type":"payment.refund_due","version":1,"order_id":"' || order_id || '","payment_id":"p","amount":1,"currency":"EUR"}', 'UTF8')`)
 	run := y.start(postgres.ReplayRequest{Canaries: 1})
-	stop := y.replayer(y.publisher, 5)
+	stop := y.replayer(y.publisher)
 	defer stop()
 	var items []postgres.ReplayOutcome
 	y.eventually("the refund, the canary, is out", func() bool {
@@ -194,7 +194,7 @@ func TestCanaries(t *testing.T) {
 			y := newYard(t)
 			y.park(30)
 			run := y.start(postgres.ReplayRequest{Canaries: c.canaries})
-			defer y.replayer(&consumer{Publisher: y.publisher, y: y, fails: c.fails}, 5)()
+			defer y.replayer(&consumer{Publisher: y.publisher, y: y, fails: c.fails})()
 			y.eventually("it is finished", func() bool { return y.get(run.ID).Finished() })
 			got := y.get(run.ID)
 			if got.Status != c.status || got.Handled != c.handled || got.FailedAgain != c.failedAgain || got.Handled+got.FailedAgain+got.Skipped != 30 {
@@ -214,7 +214,7 @@ func TestReplayKeepsItsRate(t *testing.T) {
 	y.park(40)
 	began := time.Now()
 	run := y.start(postgres.ReplayRequest{Rate: 20})
-	defer y.replayer(y.publisher, 5)()
+	defer y.replayer(y.publisher)()
 	y.eventually("everything is sent", func() bool { return y.get(run.ID).Sent == 40 })
 	// The first batch of 5 goes at once.
 	if took := time.Since(began); took < 35*time.Second/20 {
@@ -247,7 +247,7 @@ func TestReplayOutlivesTheBroker(t *testing.T) {
 	run := y.start(postgres.ReplayRequest{})
 	broker := &flaky{Publisher: y.publisher}
 	broker.away.Store(3)
-	defer y.replayer(broker, 5)()
+	defer y.replayer(broker)()
 	y.eventually("everything is sent", func() bool { return y.get(run.ID).Sent == 20 })
 	if broker.away.Load() >= 0 {
 		t.Error("the broker was never away")
@@ -288,7 +288,7 @@ func TestReplayCutBeforeTheRecord(t *testing.T) {
 	y := newYard(t)
 	y.park(3)
 	run := y.start(postgres.ReplayRequest{})
-	defer y.replayer(&cutter{Publisher: y.publisher, y: y}, 5)()
+	defer y.replayer(&cutter{Publisher: y.publisher, y: y})()
 	y.eventually("everything is sent", func() bool { return y.get(run.ID).Sent == 3 })
 	copies := map[string]int{}
 	for range 6 {
@@ -331,7 +331,7 @@ func TestReplaySendsTheEdit(t *testing.T) {
 		t.Fatal(err)
 	}
 	y.start(postgres.ReplayRequest{})
-	defer y.replayer(y.publisher, 5)()
+	defer y.replayer(y.publisher)()
 	y.eventually("the edit is out", func() bool {
 		d, ok := y.take(y.topology.Queue(rabbitmq.Closer))
 		return ok && string(d.Body) == edited && d.MessageId == whole.MessageID

@@ -30,6 +30,9 @@ type yard struct {
 	publisher *rabbitmq.Publisher
 }
 
+// replayLimit is the default one.
+const replayLimit = 5
+
 var yardLadder = domain.Ladder{50 * time.Millisecond, 100 * time.Millisecond}
 
 func newYard(t testing.TB) *yard {
@@ -100,9 +103,9 @@ func (y *yard) count(sql string, args ...any) (n int) {
 }
 
 // replayer runs until the returned function is called; the run's lease is then free.
-func (y *yard) replayer(p reconciler.Publisher, limit int) (stop func()) {
+func (y *yard) replayer(p reconciler.Publisher) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := reconciler.NewReplayer(y.replays, p, y.topology, yardLadder, limit, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	r := reconciler.NewReplayer(y.replays, p, y.topology, yardLadder, replayLimit, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
 	return func() {
