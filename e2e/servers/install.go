@@ -41,25 +41,34 @@ fi
 
 // install gets the machine's package.
 func install(ctx context.Context, k kind, say func(string, ...any)) error {
+	if err := installPackage(ctx, k.name, k.pkg, "start Docker, or set "+k.variable, say); err != nil {
+		return err
+	}
+	if k.binary() == "" {
+		return fmt.Errorf("%s: %s is installed, but its server is not where this looks; set %s", k.name, k.pkg, k.variable)
+	}
+	return nil
+}
+
+// installPackage installs a package of Debian or Ubuntu where root or passwordless sudo
+// allows it. instead says what else helps where it does not.
+func installPackage(ctx context.Context, name, pkg, instead string, say func(string, ...any)) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("%s: none found, and no Docker engine that can bring it up; install it, start Docker, or set %s", k.name, k.variable)
+		return fmt.Errorf("%s: none found; install it, or %s", name, instead)
 	}
 	sudo := ""
 	if os.Geteuid() != 0 {
 		if exec.CommandContext(ctx, "sudo", "-n", "true").Run() != nil {
-			return fmt.Errorf("%s: none found; run `sudo apt-get install %s`, start Docker, or set %s", k.name, k.pkg, k.variable)
+			return fmt.Errorf("%s: none found; run `sudo apt-get install %s`, or %s", name, pkg, instead)
 		}
 		sudo = "sudo -n "
 	}
-	say("none found; installing the package %s with apt-get", k.pkg)
-	script := strings.NewReplacer("SUDO ", sudo, "PACKAGE", k.pkg).Replace(installScript)
+	say("none found; installing the package %s with apt-get", pkg)
+	script := strings.NewReplacer("SUDO ", sudo, "PACKAGE", pkg).Replace(installScript)
 	cmd := exec.CommandContext(ctx, "sh", "-c", script)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it has things to change back
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: installing %s: %w: %s", k.name, k.pkg, err, lastLine(out))
-	}
-	if k.binary() == "" {
-		return fmt.Errorf("%s: %s is installed, but its server is not where this looks; set %s", k.name, k.pkg, k.variable)
+		return fmt.Errorf("%s: installing %s: %w: %s", name, pkg, err, lastLine(out))
 	}
 	return nil
 }
