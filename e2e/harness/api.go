@@ -51,7 +51,7 @@ func (s *Shop) Call(method, path string, body, out any, headers ...string) (int,
 		return 0, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Authorization", "Bearer "+operatorToken)
+	request.Header.Set("Authorization", "Bearer "+OperatorToken)
 	for i := 0; i+1 < len(headers); i += 2 {
 		request.Header.Set(headers[i], headers[i+1])
 	}

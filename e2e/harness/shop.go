@@ -39,7 +39,8 @@ const (
 	Ladder         = "200ms,500ms,1s"
 )
 
-const operatorToken = "token-of-the-operator"
+// OperatorToken signs operators in.
+const OperatorToken = "token-of-the-operator"
 
 // Shop is one deployment with a database and a namespace of its own.
 type Shop struct {
@@ -75,7 +76,7 @@ func New(t testing.TB, windows, databaseURL, brokerURL string) *Shop {
 	s.env = map[string]string{
 		"DATABASE_URL": databaseURL, "AMQP_URL": brokerURL, "TOPOLOGY_NAMESPACE": namespace,
 		"PAYMENT_WINDOWS": windows, "DELAY_TIERS": Tiers, "RETRY_LADDER": Ladder,
-		"ORDER_ADDR": s.API, "CONSOLE_ADDR": s.Console, "OPERATOR_TOKEN": operatorToken, "PAYMENT_WEBHOOK_SECRET": webhookSecret,
+		"ORDER_ADDR": s.API, "CONSOLE_ADDR": s.Console, "OPERATOR_TOKEN": OperatorToken, "PAYMENT_WEBHOOK_SECRET": webhookSecret,
 		"SMTP_URL": s.Mail.URL(), "MAIL_FROM": "Shop <shop@example.com>", "RELAY_POLL": "10ms",
 	}
 	t.Cleanup(s.removeQueues)
