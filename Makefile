@@ -15,7 +15,7 @@ TEST_FLAGS := -count=1 -p=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## start everything, play the story of three orders and end (under 60 s)
+demo: ## start everything, play the story of four orders and end (under 60 s)
 	@$(DEV) exec go run ./e2e/demo
 
 test: ## start what is needed and run all tests (RACE=1, RUN=regexp)

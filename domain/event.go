@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -240,4 +241,20 @@ func foldKey(name string) string {
 
 func malformed(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrMalformed, fmt.Errorf(format, args...))
+}
+
+// orderField finds the order's id in a body that need not be valid.
+var orderField = regexp.MustCompile(`"order_id"\s*:\s*"([0-9a-fA-F-]{36})"`)
+
+// OrderIn returns the order that a body names, valid or not, and nothing when it names none.
+func OrderIn(body []byte) OrderID {
+	if event, err := DecodeEvent(body); err == nil {
+		return event.Order()
+	}
+	if m := orderField.FindSubmatch(body); m != nil {
+		if id, err := ParseOrderID(string(m[1])); err == nil {
+			return id
+		}
+	}
+	return ""
 }

@@ -12,7 +12,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"example.com/ordertimeout/domain"
 	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/telemetry"
@@ -153,8 +152,8 @@ type outboxCmd struct {
 func (cmd outboxCmd) Run(ctx context.Context, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	if cmd.Limit < 1 {
-		return &domain.FieldError{Field: "--limit", Got: cmd.Limit, Allowed: "1 or more"}
+	if err := checkLimit(cmd.Limit); err != nil {
+		return err
 	}
 	db, err := openDatabase(ctx)
 	if err != nil {

@@ -25,7 +25,7 @@ type parkedCmd struct {
 	Edit    parkedEditCmd    `cmd:"" help:"Replace the payload that a replay sends; the original is kept."`
 	Discard parkedDiscardCmd `cmd:"" help:"Settle messages for good without sending them."`
 	Runs    parkedRunsCmd    `cmd:"" help:"List replay runs, or show one with its messages."`
-	Stop    parkedStopCmd    `cmd:"" help:"Stop a replay run: what was not sent stays parked."`
+	Stop    parkedStopCmd    `cmd:"" help:"Stop a replay run: what was not sent stays parked. One that is finished stays as it is."`
 	Audit   parkedAuditCmd   `cmd:"" help:"List who did what."`
 }
 
@@ -34,11 +34,11 @@ type selection struct {
 	IDs      []string  `arg:"" optional:"" name:"id" help:"Ids of parked messages."`
 	Group    string    `help:"Only this group." placeholder:"ID"`
 	Consumer string    `help:"Only what this consumer failed on: closer or notifier." placeholder:"NAME"`
-	Class    string    `help:"Only this class of error." placeholder:"NAME"`
+	Class    string    `help:"Only this class of error: transient, panic, permanent, malformed, unsupported_event, unknown_order, delivery_limit or unknown." placeholder:"NAME"`
 	Type     string    `help:"Only this type of event." placeholder:"NAME"`
 	Order    string    `help:"Only this order's." placeholder:"ID"`
 	Text     string    `help:"Only those with this text in error or payload." placeholder:"TEXT"`
-	From     time.Time `help:"Only those that last failed at or after this time (RFC 3339)." placeholder:"TIME"`
+	From     time.Time `help:"Only those that last failed at or after this time (RFC 3339, such as 2026-01-31T12:00:00Z)." placeholder:"TIME"`
 	To       time.Time `help:"Only those that last failed before this time." placeholder:"TIME"`
 }
 
@@ -58,7 +58,7 @@ func (s selection) filter() (postgres.ParkedFilter, error) {
 		}
 		f.OrderID = id
 	}
-	return f, nil
+	return f, reconciler.CheckFilter(f)
 }
 
 // chosen refuses to work on everything unless all says so: a forgotten flag is no wish.
@@ -67,11 +67,26 @@ func (s selection) chosen(all bool) (postgres.ParkedFilter, error) {
 	if err != nil {
 		return filter, err
 	}
-	none := len(s.IDs) == 0 && s.Group+s.Consumer+s.Class+s.Type+s.Order+s.Text == "" && s.From.IsZero() && s.To.IsZero()
-	if none != all {
-		return filter, errors.New("name ids, or pick with --group, --consumer, --class, --type, --order, --text, --from and --to, or say --all and nothing else")
+	given := 0
+	byIDs, conditions := filter, filter
+	byIDs, conditions.IDs = postgres.ParkedFilter{IDs: filter.IDs}, nil
+	for _, picks := range []bool{!byIDs.All(), !conditions.All(), all} {
+		if picks {
+			given++
+		}
+	}
+	if given != 1 {
+		return filter, errors.New("name ids, or pick with --group, --consumer, --class, --type, --order, --text, --from and --to, or say --all: one of these three")
 	}
 	return filter, nil
+}
+
+// checkLimit returns a domain.FieldError.
+func checkLimit(limit int) error {
+	if limit < 1 {
+		return &domain.FieldError{Field: "--limit", Got: limit, Allowed: "1 or more"}
+	}
+	return nil
 }
 
 func parseID(field, text string) (string, error) {
@@ -86,7 +101,7 @@ type parkedLsCmd struct {
 	selection
 
 	One    bool   `help:"One line a message, instead of groups." short:"1"`
-	Status string `help:"One by one, those that stand so: open, all, ${enum}." enum:"open,all,parked,replaying,handled,failed_again,resolved,discarded" default:"open"`
+	Status string `help:"One by one, those that stand so: open, all, parked, replaying, handled, failed_again, resolved or discarded." default:"open"`
 	Limit  int    `help:"At most this many messages." default:"50"`
 	Before string `help:"Only messages before this one, for the next page." placeholder:"ID"`
 	JSON   bool   `help:"Print JSON."`
@@ -97,8 +112,8 @@ func (cmd parkedLsCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if cmd.Limit < 1 {
-		return &domain.FieldError{Field: "--limit", Got: cmd.Limit, Allowed: "1 or more"}
+	if err := checkLimit(cmd.Limit); err != nil {
+		return err
 	}
 	return withDatabase(ctx, func(ctx context.Context, db *postgres.DB) error {
 		parked := postgres.NewParked(db)
@@ -109,9 +124,9 @@ func (cmd parkedLsCmd) Run(ctx context.Context, out io.Writer) error {
 			}
 			return printAll(out, cmd.JSON, groups, reconciler.ShowGroup, groupHeader, groupLine)
 		}
-		query := postgres.ParkedQuery{Filter: filter, Limit: cmd.Limit, All: cmd.Status == "all"}
-		if !query.All && cmd.Status != "open" {
-			query.Status = postgres.ParkedStatus(cmd.Status)
+		query := postgres.ParkedQuery{Filter: filter, Limit: cmd.Limit}
+		if query.Status, query.All, err = reconciler.ParseParkedStatus(cmd.Status); err != nil {
+			return err
 		}
 		if cmd.Before != "" {
 			if query.Before, err = parseID("--before", cmd.Before); err != nil {
@@ -189,8 +204,8 @@ func (cmd parkedReplayCmd) Run(ctx context.Context, out io.Writer) error {
 	if _, err := fmt.Fprintln(out, runWords(run)); err != nil {
 		return err
 	}
-	if run.Status == postgres.RunCanaryFailed || run.FailedAgain > 0 {
-		return errors.New("some messages failed again; ordertimeout parked runs " + run.ID + " lists them")
+	if left := run.FailedAgain + run.Skipped + run.Unknown; left > 0 {
+		return fmt.Errorf("%s still parked or parked again; ordertimeout parked runs %s tells why", messages(left), run.ID)
 	}
 	return nil
 }
@@ -224,7 +239,7 @@ func (cmd parkedReplayCmd) follow(ctx context.Context, out io.Writer, run postgr
 
 type parkedEditCmd struct {
 	ID     string `arg:"" help:"Id of a parked message."`
-	File   string `help:"File with the new payload; - is standard input." default:"-" placeholder:"FILE"`
+	File   string `help:"File with the new payload; - is standard input." required:"" placeholder:"FILE"`
 	Replay bool   `help:"Replay it at once and wait for the outcome."`
 	Who    who    `embed:""`
 }
@@ -287,7 +302,7 @@ func (cmd parkedDiscardCmd) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(out, "discarded %d messages\n", n)
+		_, err = fmt.Fprintln(out, "discarded", messages(n))
 		return err
 	})
 }
@@ -299,6 +314,9 @@ type parkedRunsCmd struct {
 }
 
 func (cmd parkedRunsCmd) Run(ctx context.Context, out io.Writer) error {
+	if err := checkLimit(cmd.Limit); err != nil {
+		return err
+	}
 	return withDatabase(ctx, func(ctx context.Context, db *postgres.DB) error {
 		replays := postgres.NewReplays(db)
 		if cmd.ID == "" {
@@ -361,6 +379,9 @@ type parkedAuditCmd struct {
 }
 
 func (cmd parkedAuditCmd) Run(ctx context.Context, out io.Writer) error {
+	if err := checkLimit(cmd.Limit); err != nil {
+		return err
+	}
 	return withDatabase(ctx, func(ctx context.Context, db *postgres.DB) error {
 		entries, err := postgres.NewAudit(db).List(ctx, 0, cmd.Limit)
 		if err != nil {

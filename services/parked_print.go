@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,15 +19,15 @@ const (
 	parkedHeader = "ID\tSTATUS\tCONSUMER\tTYPE\tORDER\tCLASS\tATTEMPTS\tREPLAYS\tLAST FAILED\tERROR"
 	runHeader    = "RUN\tSTATUS\tBY\tPICKED\tTOTAL\tWAITING\tSENT\tHANDLED\tFAILED AGAIN\tRESOLVED\tSKIPPED\tUNKNOWN"
 	itemHeader   = "MESSAGE\tORDER\tOUTCOME\tREASON"
-	auditHeader  = "AT\tWHO\tWHAT\tON\tMESSAGES\tOUTCOME"
+	auditHeader  = "AT\tWHO\tWHAT\tON\tMESSAGES\tOUTCOME\tDETAIL"
 )
 
 func groupLine(g reconciler.GroupJSON) string {
-	return row(g.ID, g.Messages, g.Consumer, g.Type, g.Class, stamp(g.FirstFailedAt), stamp(g.LastFailedAt), short(g.Error))
+	return row(g.ID, g.Messages, g.Consumer, g.Type, g.Class, stamp(g.FirstFailedAt), stamp(g.LastFailedAt), firstLine(g.Error))
 }
 
 func parkedLine(m reconciler.ParkedSummaryJSON) string {
-	return row(m.ID, m.Status, m.Consumer, m.Type, m.OrderID, m.Class, m.Attempts, m.Replays, stamp(m.LastFailedAt), short(m.Error))
+	return row(m.ID, m.Status, m.Consumer, m.Type, m.OrderID, m.Class, m.Attempts, m.Replays, stamp(m.LastFailedAt), firstLine(m.Error))
 }
 
 func runLine(r reconciler.RunJSON) string {
@@ -37,7 +39,7 @@ func itemLine(i reconciler.ItemJSON) string {
 }
 
 func auditLine(e reconciler.AuditJSON) string {
-	return row(stamp(e.At), e.Operator, e.Action, e.Subject, e.Messages, e.Outcome)
+	return row(stamp(e.At), e.Operator, e.Action, e.Subject, e.Messages, e.Outcome, firstLine(reconciler.DetailWords(e.Detail)))
 }
 
 func printParked(out io.Writer, v reconciler.ParkedJSON) error {
@@ -64,11 +66,11 @@ func printParked(out io.Writer, v reconciler.ParkedJSON) error {
 	line("group", v.GroupID)
 	line("earlier", v.PreviousID)
 	line("later", v.NextID)
-	for name, value := range v.Headers {
-		line("header "+name, value)
+	for _, name := range slices.Sorted(maps.Keys(v.Headers)) {
+		line("header "+name, v.Headers[name])
 	}
-	for name, value := range v.Story {
-		line("story "+name, strings.ReplaceAll(value, "\n", "\n\t"))
+	for _, name := range slices.Sorted(maps.Keys(v.Story)) {
+		line("story "+name, strings.ReplaceAll(v.Story[name], "\n", "\n\t"))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -123,13 +125,18 @@ func row(cells ...any) string {
 	return strings.Join(texts, "\t")
 }
 
-// short is an error's first line, as far as it fits a table.
-func short(text string) string {
+// firstLine is what a table shows of a text. It stands last in its row, so its length
+// moves nothing.
+func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
-	if runes := []rune(line); len(runes) > 80 {
-		line = string(runes[:79]) + "…"
-	}
 	return strings.ReplaceAll(line, "\t", " ")
+}
+
+func messages(n int) string {
+	if n == 1 {
+		return "1 message"
+	}
+	return fmt.Sprintf("%d messages", n)
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -174,6 +175,9 @@ func (s *stack) up(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.writeEnv(database, broker); err != nil {
+		return err
+	}
 	fmt.Printf(`
 The application is up.
   API             http://%[1]s/docs       (OpenAPI: http://%[1]s/openapi.json)
@@ -185,9 +189,19 @@ The application is up.
   broker          %[5]s
   operator token  %[6]s
   log             %[7]s
+  command line    . .dev/env && ordertimeout --help
 Stop it with: make down
-`, a.API, a.Metrics, mail.HTTP, database, redacted(broker), operatorToken, filepath.Join(s.dir, "app.log"), a.Console)
+`, a.API, a.Metrics, mail.HTTP, redacted(database), redacted(broker), operatorToken, filepath.Join(s.dir, "app.log"), a.Console)
 	return nil
+}
+
+// writeEnv writes what a shell needs to use the application's command line. The URLs may
+// hold passwords, so nobody else may read it.
+func (s *stack) writeEnv(database, broker string) error {
+	quote := func(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+	text := fmt.Sprintf("export DATABASE_URL=%s\nexport AMQP_URL=%s\nexport PATH=%s:$PATH\n",
+		quote(database), quote(broker), quote(filepath.Join(s.root, "bin")))
+	return os.WriteFile(filepath.Join(s.dir, "env"), []byte(text), 0o600)
 }
 
 func (s *stack) startApp(ctx context.Context, database, broker string, mail mailServer) (app, error) {

@@ -79,6 +79,9 @@ var (
 
 	// ErrNotParked says: the message is part of an open replay run, or settled.
 	ErrNotParked = errors.New("message is not parked any more")
+
+	// ErrNothingPicked says: no open message fits the conditions of a filter.
+	ErrNothingPicked = errors.New("no open message fits")
 )
 
 // Store records one parking. key identifies the delivery: the same one again changes
@@ -126,6 +129,9 @@ type ParkedFilter struct {
 	To       time.Time // last failed before
 }
 
+// All tells that the filter picks everything.
+func (f ParkedFilter) All() bool { return f.describe() == allParked }
+
 // parkedWhere is the condition of a ParkedFilter; its parameters are $1 to $9, see args.
 const parkedWhere = `(
 	(cardinality($1::uuid[]) = 0 OR p.id = ANY($1)) AND ($2 = '' OR p.consumer = $2) AND ($3 = '' OR p.class = $3)
@@ -170,7 +176,7 @@ func (s *Parked) Get(ctx context.Context, id string) (ParkedMessage, error) {
 		return ParkedMessage{}, err
 	}
 	if len(found) == 0 {
-		return ParkedMessage{}, ErrParkedNotFound
+		return ParkedMessage{}, fmt.Errorf("%w %s", ErrParkedNotFound, id)
 	}
 	return found[0], nil
 }
@@ -207,10 +213,17 @@ func (s *Parked) Groups(ctx context.Context, f ParkedFilter) ([]ParkedGroup, err
 }
 
 // Edit keeps payload as what a replay sends, with the order it names. The payload that
-// was parked stays. It returns ErrNotParked or ErrParkedNotFound and then changes nothing.
+// was parked stays.
+//
+// The order must exist, and be the one that the parked payload names if that exists too:
+// else Edit returns a domain.FieldError. It returns ErrNotParked or ErrParkedNotFound
+// as well, and with any error changes nothing.
 func (s *Parked) Edit(ctx context.Context, operator, id string, order domain.OrderID, payload []byte) error {
 	return s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := lockParked(ctx, tx, id); err != nil {
+			return err
+		}
+		if err := checkEditedOrder(ctx, tx, id, order); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `UPDATE parked_messages SET edited_payload = $2, order_id = $3 WHERE id = $1`, id, payload, string(order)); err != nil {
@@ -223,16 +236,35 @@ func (s *Parked) Edit(ctx context.Context, operator, id string, order domain.Ord
 	})
 }
 
+func checkEditedOrder(ctx context.Context, tx pgx.Tx, id string, order domain.OrderID) error {
+	var parked []byte
+	if err := tx.QueryRow(ctx, `SELECT payload FROM parked_messages WHERE id = $1`, id).Scan(&parked); err != nil {
+		return err
+	}
+	named := domain.OrderIn(parked)
+	var exists, namedExists bool
+	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM orders WHERE id = $1), EXISTS (SELECT FROM orders WHERE id = nullif($2, '')::uuid)`,
+		string(order), string(named)).Scan(&exists, &namedExists)
+	switch {
+	case err != nil:
+		return err
+	case !exists:
+		return &domain.FieldError{Field: "payload.order_id", Got: string(order), Allowed: "an order that exists"}
+	case namedExists && named != order:
+		return &domain.FieldError{Field: "payload.order_id", Got: string(order), Allowed: "the order that the message was parked with, " + string(named)}
+	}
+	return nil
+}
+
 // Discard settles what filter picks for good, without sending it, and returns how many
-// these were. Messages in an open run are left out of a filter; one that is named by
-// its id must be there and parked: else ErrParkedNotFound or ErrNotParked, and nothing
-// is discarded.
+// these were. It refuses what Replays.Start refuses, and then discards nothing.
 func (s *Parked) Discard(ctx context.Context, operator string, f ParkedFilter, reason string) (n int, err error) {
 	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		for _, id := range f.IDs {
-			if err := lockParked(ctx, tx, id); err != nil {
-				return err
-			}
+		if _, err := tx.Exec(ctx, massTimeout); err != nil {
+			return err
+		}
+		if err := lockSelection(ctx, tx, f); err != nil {
+			return err
 		}
 		tag, err := tx.Exec(ctx, `
 			UPDATE parked_messages p SET status = 'discarded', settled_at = now(), reason = $10
@@ -258,10 +290,17 @@ func lockParked(ctx context.Context, tx pgx.Tx, id string) error {
 		return fmt.Errorf("%w %s", ErrParkedNotFound, id)
 	case err != nil:
 		return err
-	case status != StatusParked:
-		return fmt.Errorf("%w: %s is %s", ErrNotParked, id, status)
+	case status == StatusParked:
+		return nil
 	}
-	return nil
+	var later string
+	if err := tx.QueryRow(ctx, `SELECT coalesce(max(id::text), '') FROM parked_messages WHERE previous_id = $1`, id).Scan(&later); err != nil {
+		return err
+	}
+	if later != "" {
+		later = ", and was parked again as " + later
+	}
+	return fmt.Errorf("%w: %s is %s%s", ErrNotParked, id, status, later)
 }
 
 // describe says in words what a filter picks.
@@ -287,10 +326,12 @@ func (f ParkedFilter) describe() string {
 	add("from", formatTime(f.From))
 	add("to", formatTime(f.To))
 	if len(parts) == 0 {
-		return "all"
+		return allParked
 	}
 	return strings.Join(parts, " ")
 }
+
+const allParked = "all"
 
 func formatTime(t time.Time) string {
 	if t.IsZero() {

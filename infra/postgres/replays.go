@@ -77,7 +77,7 @@ type InRunError struct {
 }
 
 func (e *InRunError) Error() string {
-	return fmt.Sprintf("%d of these messages are part of replay run %s, which is not finished", e.Messages, e.RunID)
+	return fmt.Sprintf("in replay run %s, which is not finished: %d of these messages; wait for it, or stop it", e.RunID, e.Messages)
 }
 
 // ReplayRequest says what to replay and how.
@@ -88,21 +88,22 @@ type ReplayRequest struct {
 	Canaries int     // sent first; the rest only once all of them were handled
 }
 
-// startTimeout bounds the statements that begin a run, in place of the session's own:
-// a hundred thousand messages take some seconds.
-const startTimeout = "SET LOCAL statement_timeout = '60s'"
+// massTimeout bounds statements over everything that is parked, in place of the session's
+// own limit: a hundred thousand messages take some seconds.
+const massTimeout = "SET LOCAL statement_timeout = '60s'"
 
-// Start begins a run over what the filter picks. A run over nothing is done at once.
+// Start begins a run over what the filter picks. A run over all of nothing is done at once.
 //
-// It returns an InRunError when any of it is part of an open run, and, for messages
-// named by their ids, ErrParkedNotFound or ErrNotParked; then nothing happened.
+// It returns an InRunError when any of it is part of an open run, ErrNothingPicked when
+// no open message fits the filter's conditions, and, for messages named by their ids,
+// ErrParkedNotFound or ErrNotParked; then nothing happened.
 func (s *Replays) Start(ctx context.Context, r ReplayRequest) (Run, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return Run{}, err
 	}
 	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, startTimeout); err != nil {
+		if _, err := tx.Exec(ctx, massTimeout); err != nil {
 			return err
 		}
 		if err := lockSelection(ctx, tx, r.Filter); err != nil {
@@ -151,6 +152,9 @@ func lockSelection(ctx context.Context, tx pgx.Tx, f ParkedFilter) error {
 			return lockParked(ctx, tx, id) // says why
 		}
 	}
+	if len(open) == 0 && !f.All() {
+		return fmt.Errorf("%w %s", ErrNothingPicked, f.describe())
+	}
 	return nil
 }
 
@@ -170,17 +174,17 @@ func insertRun(ctx context.Context, tx pgx.Tx, id string, r ReplayRequest) error
 	if err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `
-		UPDATE replay_runs SET total = $2::int,
-			status = CASE WHEN $2 = 0 THEN 'done' ELSE status END, finished_at = CASE WHEN $2 = 0 THEN now() END
-		WHERE id = $1`, id, tag.RowsAffected())
-	if err != nil {
+	if _, err := tx.Exec(ctx, `UPDATE replay_runs SET total = $2 WHERE id = $1`, id, tag.RowsAffected()); err != nil {
 		return err
 	}
-	return writeAudit(ctx, tx, AuditEntry{
+	err = writeAudit(ctx, tx, AuditEntry{
 		Operator: r.Operator, Action: "replay", Subject: id, Messages: int(tag.RowsAffected()), Outcome: "started",
 		Detail: map[string]any{"selection": r.Filter.describe(), "rate": r.Rate, "canaries": r.Canaries},
 	})
+	if err == nil && tag.RowsAffected() == 0 {
+		_, err = finishRun(ctx, tx, id)
+	}
+	return err
 }
 
 // Get returns ErrRunNotFound when there is no such run.
@@ -190,7 +194,7 @@ func (s *Replays) Get(ctx context.Context, id string) (Run, error) {
 		return Run{}, err
 	}
 	if len(found) == 0 {
-		return Run{}, ErrRunNotFound
+		return Run{}, fmt.Errorf("%w %s", ErrRunNotFound, id)
 	}
 	return found[0], nil
 }
@@ -425,13 +429,13 @@ func stopSending(ctx context.Context, tx pgx.Tx, runID string, ending RunStatus,
 	err = tx.QueryRow(ctx, `SELECT status FROM replay_runs WHERE id = $1 FOR NO KEY UPDATE`, runID).Scan(&status)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, false, ErrRunNotFound
+		return 0, false, fmt.Errorf("%w %s", ErrRunNotFound, runID)
 	case err != nil:
 		return 0, false, err
 	case status != RunCanary && status != RunRunning:
 		return 0, false, nil
 	}
-	if _, err := tx.Exec(ctx, startTimeout); err != nil {
+	if _, err := tx.Exec(ctx, massTimeout); err != nil {
 		return 0, false, err
 	}
 	if _, err := tx.Exec(ctx, `UPDATE replay_runs SET status = 'stopping', ending = $2 WHERE id = $1`, runID, string(ending)); err != nil {
@@ -450,33 +454,35 @@ func stopSending(ctx context.Context, tx pgx.Tx, runID string, ending RunStatus,
 // Finish closes a run in which nothing is waiting or under way, and reports whether it
 // is closed now.
 func (s *Replays) Finish(ctx context.Context, runID string) (finished bool, err error) {
-	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `
-			UPDATE replay_runs r SET status = coalesce(r.ending, 'done'), finished_at = now()
-			WHERE r.id = $1 AND r.finished_at IS NULL
-			  AND NOT EXISTS (SELECT FROM replay_items i WHERE i.run_id = r.id AND i.outcome IN ('waiting', 'sent'))`, runID)
-		if err != nil {
-			return err
-		}
-		if finished = tag.RowsAffected() == 1; !finished {
-			return nil
-		}
-		rows, err := tx.Query(ctx, `SELECT `+runColumns+` WHERE r.id = $1`, runID)
-		if err != nil {
-			return err
-		}
-		run, err := pgx.CollectExactlyOneRow(rows, scanRun)
-		if err != nil {
-			return err
-		}
-		return writeAudit(ctx, tx, AuditEntry{
-			Operator: run.RequestedBy, Action: "replay finished", Subject: runID, Messages: run.Total, Outcome: string(run.Status),
-			Detail: map[string]any{
-				"handled": run.Handled, "failed_again": run.FailedAgain, "resolved": run.Resolved, "skipped": run.Skipped, "unknown": run.Unknown,
-			},
-		})
+	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		finished, err = finishRun(ctx, tx, runID)
+		return err
 	})
 	return finished, err
+}
+
+func finishRun(ctx context.Context, tx pgx.Tx, runID string) (finished bool, err error) {
+	tag, err := tx.Exec(ctx, `
+		UPDATE replay_runs r SET status = coalesce(r.ending, 'done'), finished_at = now()
+		WHERE r.id = $1 AND r.finished_at IS NULL
+		  AND NOT EXISTS (SELECT FROM replay_items i WHERE i.run_id = r.id AND i.outcome IN ('waiting', 'sent'))`, runID)
+	if err != nil || tag.RowsAffected() == 0 {
+		return false, err
+	}
+	rows, err := tx.Query(ctx, `SELECT `+runColumns+` WHERE r.id = $1`, runID)
+	if err != nil {
+		return false, err
+	}
+	run, err := pgx.CollectExactlyOneRow(rows, scanRun)
+	if err != nil {
+		return false, err
+	}
+	return true, writeAudit(ctx, tx, AuditEntry{
+		Operator: run.RequestedBy, Action: "replay finished", Subject: runID, Messages: run.Total, Outcome: string(run.Status),
+		Detail: map[string]any{
+			"handled": run.Handled, "failed_again": run.FailedAgain, "resolved": run.Resolved, "skipped": run.Skipped, "unknown": run.Unknown,
+		},
+	})
 }
 
 const runColumns = `

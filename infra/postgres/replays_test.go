@@ -66,8 +66,30 @@ func TestOneRunTakesAMessage(t *testing.T) {
 			t.Errorf("refused with %v", r)
 		}
 	}
-	if run := w.startRun(postgres.ReplayRequest{Filter: postgres.ParkedFilter{Class: "panic"}, Canaries: 1}); run.Status != postgres.RunDone || !run.Finished() {
-		t.Errorf("a run over nothing is %+v", run)
+}
+
+// A filter that fits nothing is a mistake, and leaves no trace; all of nothing is done.
+func TestRunsOverNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.park(1)
+	replays, parked := postgres.NewReplays(w.db), postgres.NewParked(w.db)
+	nothing := postgres.ParkedFilter{Class: "panic"}
+	if _, err := replays.Start(ctx, postgres.ReplayRequest{Operator: "ada", Filter: nothing}); !errors.Is(err, postgres.ErrNothingPicked) {
+		t.Errorf("replay: %v", err)
+	}
+	if _, err := parked.Discard(ctx, "ada", nothing, "why"); !errors.Is(err, postgres.ErrNothingPicked) {
+		t.Errorf("discard: %v", err)
+	}
+	if n := w.count(`SELECT (SELECT count(*) FROM audit) + (SELECT count(*) FROM replay_runs)`); n != 0 {
+		t.Errorf("%d traces of what was refused", n)
+	}
+	must(parked.Discard(ctx, "ada", postgres.ParkedFilter{IDs: ids}, "why"))
+	if run := w.startRun(postgres.ReplayRequest{Canaries: 1}); run.Status != postgres.RunDone || !run.Finished() || run.Total != 0 {
+		t.Errorf("a run over all of nothing is %+v", run)
+	}
+	if entries := must(postgres.NewAudit(w.db).List(ctx, 0, 10)); len(entries) != 3 || entries[0].Action != "replay finished" {
+		t.Errorf("audit: %+v", entries)
 	}
 }
 

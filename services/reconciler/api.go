@@ -109,9 +109,11 @@ func problemFor(err error) *httpapi.Problem {
 	var inRun *postgres.InRunError
 	switch {
 	case errors.Is(err, postgres.ErrParkedNotFound):
-		return httpapi.NewProblem(http.StatusNotFound, "no parked message has this id").Kind("unknown-parked-message")
+		return httpapi.NewProblem(http.StatusNotFound, err.Error()).Kind("unknown-parked-message")
 	case errors.Is(err, postgres.ErrRunNotFound):
-		return httpapi.NewProblem(http.StatusNotFound, "no replay run has this id").Kind("unknown-replay-run")
+		return httpapi.NewProblem(http.StatusNotFound, err.Error()).Kind("unknown-replay-run")
+	case errors.Is(err, postgres.ErrNothingPicked):
+		return httpapi.NewProblem(http.StatusNotFound, err.Error()).Kind("nothing-picked")
 	case errors.As(err, &inRun):
 		return httpapi.NewProblem(http.StatusConflict, inRun.Error()).Kind("in-replay-run")
 	case errors.Is(err, postgres.ErrNotParked):

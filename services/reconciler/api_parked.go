@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,7 +46,6 @@ type selectionJSON struct {
 }
 
 func (s selectionJSON) filter() (postgres.ParkedFilter, error) {
-	refuse := &domain.FieldError{Field: "selection", Got: "none or several of ids, filter and all", Allowed: "exactly one of them"}
 	switch {
 	case len(s.IDs) > 0 && s.Filter == nil && !s.All:
 		return idFilter(s.IDs)
@@ -57,8 +57,23 @@ func (s selectionJSON) filter() (postgres.ParkedFilter, error) {
 	case len(s.IDs) == 0 && s.Filter == nil && s.All:
 		return postgres.ParkedFilter{}, nil
 	default:
-		return postgres.ParkedFilter{}, refuse
+		return postgres.ParkedFilter{}, &domain.FieldError{Field: "selection", Got: s.given(), Allowed: "one of ids, filter and all"}
 	}
+}
+
+// given names the members that are set.
+func (s selectionJSON) given() string {
+	var names []string
+	for name, set := range map[string]bool{"ids": len(s.IDs) > 0, "filter": s.Filter != nil, "all": s.All} {
+		if set {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	slices.Sort(names)
+	return strings.Join(names, " and ")
 }
 
 func idFilter(texts []string) (postgres.ParkedFilter, error) {
@@ -106,9 +121,9 @@ func (a *api) listParked(ctx context.Context, in *listParkedInput) (*listParkedO
 	if err != nil {
 		return nil, err
 	}
-	query := postgres.ParkedQuery{Filter: filter, All: in.Status == "all", Limit: in.Fetch(), Before: before}
-	if !query.All && in.Status != "open" {
-		query.Status = postgres.ParkedStatus(in.Status)
+	query := postgres.ParkedQuery{Filter: filter, Limit: in.Fetch(), Before: before}
+	if query.Status, query.All, err = ParseParkedStatus(in.Status); err != nil {
+		return nil, err
 	}
 	messages, err := a.deps.Parked.List(ctx, query)
 	if err != nil {
@@ -198,7 +213,7 @@ func (a *api) addEdit(h *httpapi.API) {
 		Refusals: []httpapi.Refusal{
 			unknownParked,
 			{When: "The message is part of an open run, or settled.", Err: postgres.ErrNotParked},
-			{When: "The payload breaks the contract.", Err: &domain.FieldError{Field: "payload", Got: "malformed message: type and version are required", Allowed: "a body that follows the event contract of this release"}},
+			{When: "The payload breaks the contract, or is about another order.", Err: &domain.FieldError{Field: "payload.order_id", Got: exampleParked.OrderID, Allowed: "an order that exists"}},
 		},
 	})
 }
@@ -244,9 +259,13 @@ type discardOneInput struct {
 	Body DiscardJSON
 }
 
+var nothingPicked = httpapi.Refusal{When: "No open message fits the filter.", Err: postgres.ErrNothingPicked}
+
 var discardRefusals = []httpapi.Refusal{
 	unknownParked,
-	{When: "A message is part of an open run, or settled.", Err: postgres.ErrNotParked},
+	nothingPicked,
+	{When: "Some of them are part of an open run.", Err: &postgres.InRunError{Messages: 3, RunID: exampleRun.ID}},
+	{When: "A message that is named is settled already.", Err: postgres.ErrNotParked},
 	{When: "The reason is empty.", Err: DiscardJSON{}.check()},
 }
 
@@ -301,7 +320,7 @@ func (a *api) addDiscard(h *httpapi.API) {
 	httpapi.Add(h, httpapi.Call[discardInput, discardOutput]{
 		Op: huma.Operation{
 			OperationID: "discardSelection", Method: http.MethodPost, Path: "/v1/discards", Tags: []string{tagParked},
-			Summary: "Discard a group, a filter or all", Description: "Messages that are part of an open run are left alone.",
+			Summary: "Discard a group, a filter or all", Description: "All of them or none: with a message in an open run it is refused.",
 		},
 		Operator: true, Do: a.discard,
 		Request:  discardAllJSON{DiscardJSON: DiscardJSON{Reason: exampleReason}, Selection: selectionJSON{Filter: &FilterInput{Group: exampleGroup.ID}}},

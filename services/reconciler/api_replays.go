@@ -40,15 +40,16 @@ func (a *api) addStart(h *httpapi.API) {
 			OperationID: "startReplay", Method: http.MethodPost, Path: "/v1/replays", Tags: []string{tagReplays}, DefaultStatus: http.StatusCreated,
 			Summary: "Replay messages",
 			Description: "Each message goes to the consumer that failed, once in this run, if handling it still makes sense: one whose order is paid or closed by now is resolved without being sent. " +
-				"The answer comes at once; a reconciler works the run off and resumes it after a crash. A run over nothing is done at once.",
+				"The answer comes at once; a reconciler works the run off and resumes it after a crash. A run over all of nothing is done at once.",
 		},
 		Operator: true, Do: a.start,
 		Request: replayJSON{Selection: selectionJSON{Filter: &FilterInput{Group: exampleGroup.ID}}, Canary: &one, Rate: 50}, Response: exampleRun,
 		Refusals: []httpapi.Refusal{
 			unknownParked,
+			nothingPicked,
 			{When: "Some of them are part of an open run.", Err: &postgres.InRunError{Messages: 3, RunID: exampleRun.ID}},
 			{When: "A message that is named is settled already.", Err: postgres.ErrNotParked},
-			{When: "A value cannot be accepted.", Err: &domain.FieldError{Field: "selection", Got: "none or several of ids, filter and all", Allowed: "exactly one of them"}},
+			{When: "A value cannot be accepted.", Err: &domain.FieldError{Field: "selection", Got: "none", Allowed: "one of ids, filter and all"}},
 		},
 	})
 }

@@ -185,6 +185,7 @@ func TestOperatorsRepairOverHTTP(t *testing.T) {
 	c.call(http.StatusUnprocessableEntity, http.MethodPost, "/v1/replays", `{"selection":{"filter":{}}}`)
 	c.call(http.StatusUnprocessableEntity, http.MethodPost, "/v1/replays", `{"selection":{"ids":["x"]}}`)
 	c.call(http.StatusUnprocessableEntity, http.MethodPost, "/v1/replays", `{"selection":{"all":true},"rate":-1}`)
+	c.call(http.StatusNotFound, http.MethodPost, "/v1/discards", `{"selection":{"filter":{"class":"panic"}},"reason":"none"}`)
 	c.call(http.StatusNotFound, http.MethodPost, "/v1/replays", `{"selection":{"ids":["0193b1f8-1111-7c0e-9d0c-0d2f6a7b8c9d"]}}`)
 	run := c.call(http.StatusCreated, http.MethodPost, "/v1/replays", `{"selection":{"all":true},"rate":5}`)
 	if run["status"] != "canary" || run["total"] != 2.0 || run["requested_by"] != "ada" || run["worked_on"] != false {

@@ -30,12 +30,44 @@ func CheckPayload(consumer string, payload []byte) (domain.OrderID, error) {
 	}
 	event, err := domain.DecodeEvent(payload)
 	if err != nil {
-		return "", refuse(err.Error(), "a body that follows the event contract of this release")
+		return "", refuse(clip(string(payload)), fmt.Sprintf("a body that follows the event contract of this release; this is a %v", err))
 	}
 	if handled := c.Handles(); !slices.Contains(handled, event.Type()) {
 		return "", refuse(string(event.Type()), fmt.Sprintf("what the %s handles: %v", c, handled))
 	}
 	return event.Order(), nil
+}
+
+// clip shortens an input that an error repeats.
+func clip(s string) string {
+	if runes := []rune(s); len(runes) > 200 {
+		return string(runes[:199]) + "…"
+	}
+	return s
+}
+
+// CheckFilter returns a domain.FieldError for a consumer that there is not.
+func CheckFilter(f postgres.ParkedFilter) error {
+	if _, known := rabbitmq.ParseConsumer(f.Consumer); f.Consumer != "" && !known {
+		return &domain.FieldError{Field: "consumer", Got: f.Consumer, Allowed: fmt.Sprintf("one of %v", rabbitmq.Consumers)}
+	}
+	return nil
+}
+
+// ParseParkedStatus reads where messages must stand to be listed: one of the statuses,
+// all, or open, which is what empty means too. It returns a domain.FieldError.
+func ParseParkedStatus(text string) (status postgres.ParkedStatus, all bool, err error) {
+	status = postgres.ParkedStatus(text)
+	switch {
+	case text == "" || text == "open":
+		return "", false, nil
+	case text == "all":
+		return "", true, nil
+	case slices.Contains(postgres.ParkedStatuses, status):
+		return status, false, nil
+	default:
+		return "", false, &domain.FieldError{Field: "status", Got: text, Allowed: fmt.Sprintf("open, all, or one of %v", postgres.ParkedStatuses)}
+	}
 }
 
 // CheckReplay returns a domain.FieldError for a rate or a canary that makes no sense.

@@ -103,7 +103,7 @@ func NewMeter(store DriftStore, delays DelayRecords, queues Queues, namespace st
 		store: store, delays: delays, queues: queues, namespace: namespace, grace: grace, logger: logger,
 		missing: gauge("ordertimeout_drift_missing_timers", "Timers that should be on their way and were not found."),
 		surplus: gauge("ordertimeout_drift_surplus_timers", "Timers that are on their way although no order needs them."),
-		overdue: gauge("ordertimeout_overdue_orders", "Pending orders that are overdue by more than SWEEP_GRACE."),
+		overdue: gauge("ordertimeout_late_orders", "Pending orders that are overdue by more than SWEEP_GRACE."),
 	}
 }
 

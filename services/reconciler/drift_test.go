@@ -172,7 +172,7 @@ func TestDriftGaugesNeedTwoMeasurements(t *testing.T) {
 	step := 0
 	script := driftScript{func() (postgres.DriftCounts, error) {
 		now := steps[step]
-		got := gauges{metric(t, reg, "ordertimeout_drift_missing_timers", ""), metric(t, reg, "ordertimeout_drift_surplus_timers", ""), metric(t, reg, "ordertimeout_overdue_orders", "")}
+		got := gauges{metric(t, reg, "ordertimeout_drift_missing_timers", ""), metric(t, reg, "ordertimeout_drift_surplus_timers", ""), metric(t, reg, "ordertimeout_late_orders", "")}
 		if got != now.want {
 			t.Errorf("before step %d: %+v, want %+v", step, got, now.want)
 		}

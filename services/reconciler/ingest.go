@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -57,7 +56,7 @@ func (in *Ingest) Handle(msg *message.Message) error {
 	}
 	if stored {
 		in.parked.WithLabelValues(string(p.Consumer), knownClass(p.Class)).Inc()
-		in.logger.Info("parked message stored", "message_id", msg.UUID, "order_id", orderOf(p.Payload), "consumer", p.Consumer,
+		in.logger.Info("parked message stored", "message_id", msg.UUID, "order_id", domain.OrderIn(p.Payload), "consumer", p.Consumer,
 			"class", p.Class, "attempt", p.Attempts, "replay_of", p.ReplayOf)
 	}
 	return nil
@@ -69,27 +68,11 @@ func asParkedMessage(p rabbitmq.ParkedDelivery) postgres.ParkedMessage {
 		previous = id.String()
 	}
 	return postgres.ParkedMessage{
-		Consumer: string(p.Consumer), Type: p.Type, MessageID: p.MessageID, OrderID: orderOf(p.Payload),
+		Consumer: string(p.Consumer), Type: p.Type, MessageID: p.MessageID, OrderID: domain.OrderIn(p.Payload),
 		Class: p.Class, Error: p.Error, Attempts: p.Attempts, Queue: p.Queue, Exchange: p.Exchange, RoutingKey: p.RoutingKey,
 		FirstFailedAt: p.FirstFailedAt, LastFailedAt: p.LastFailedAt, Headers: p.Headers, Story: p.Story, Payload: p.Payload,
 		PreviousID: previous,
 	}
-}
-
-// orderField finds the order's id in a body that need not be valid.
-var orderField = regexp.MustCompile(`"order_id"\s*:\s*"([0-9a-fA-F-]{36})"`)
-
-// orderOf returns the order that a body names, and nothing when it names none.
-func orderOf(body []byte) domain.OrderID {
-	if event, err := domain.DecodeEvent(body); err == nil {
-		return event.Order()
-	}
-	if m := orderField.FindSubmatch(body); m != nil {
-		if id, err := domain.ParseOrderID(string(m[1])); err == nil {
-			return id
-		}
-	}
-	return ""
 }
 
 // knownClass keeps a stranger's text out of the metric's labels.

@@ -2,6 +2,10 @@ package reconciler
 
 import (
 	"encoding/base64"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -156,6 +160,18 @@ type AuditJSON struct {
 // ShowAudit writes a line of the audit for operators.
 func ShowAudit(e postgres.AuditEntry) AuditJSON {
 	return AuditJSON{ID: e.ID, At: e.At.UTC(), Operator: e.Operator, Action: e.Action, Subject: e.Subject, Messages: e.Messages, Outcome: e.Outcome, Detail: e.Detail}
+}
+
+// DetailWords writes what an audit line tells beside its columns, in a stable order and
+// without what says nothing.
+func DetailWords(detail map[string]any) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(detail)) {
+		if value := fmt.Sprint(detail[key]); value != "" && value != "0" {
+			parts = append(parts, strings.ReplaceAll(key, "_", " ")+": "+value)
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func timeOrNil(t time.Time) *time.Time {

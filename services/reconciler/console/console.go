@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"time"
 
 	"example.com/ordertimeout/domain"
@@ -92,6 +93,7 @@ func New(deps Deps) (*Console, error) {
 		"GET /parked":               c.listParked,
 		"GET /parked/{id}":          c.showParked,
 		"POST /parked/{id}/edit":    c.editParked,
+		"GET /parked/{id}/edit":     c.showParked, // the address of a page that shows a refused edit
 		"POST /parked/{id}/discard": c.discardParked,
 		"POST /parked/discard":      c.discardSelection,
 		"GET /runs":                 c.listRuns,
@@ -228,6 +230,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, nam
 type failure struct {
 	Text string
 	Run  string // the replay run that is in the way
+	Back string // the page that was left
 }
 
 // fail is the one table from errors to error pages.
@@ -238,6 +241,8 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, postgres.ErrParkedNotFound), errors.Is(err, postgres.ErrRunNotFound), errors.Is(err, domain.ErrOrderNotFound):
 		status, title, f.Text = http.StatusNotFound, "Not found", err.Error()
+	case errors.Is(err, postgres.ErrNothingPicked):
+		status, title, f.Text = http.StatusNotFound, "Nothing to do", err.Error()
 	case errors.As(err, &inRun):
 		status, title, f = http.StatusConflict, "In a replay run", failure{Text: err.Error(), Run: inRun.RunID}
 	case errors.Is(err, postgres.ErrNotParked):
@@ -250,6 +255,9 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 		return // the browser left
 	default:
 		c.deps.Log.Error("page failed", "path", r.URL.Path, "error", err)
+	}
+	if from, err := url.Parse(r.Referer()); err == nil && from.Host == r.Host {
+		f.Back = from.String()
 	}
 	c.render(w, r, status, "error", page{Title: title, Data: f})
 }

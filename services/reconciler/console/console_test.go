@@ -112,7 +112,10 @@ func (s *site) signIn() {
 	s.post(http.StatusOK, "/signin", "name", "ada", "token", token)
 }
 
-const order = "0193b1f2-7c52-7c0e-9d0c-0d2f6a7b8c9d"
+const (
+	order  = "0193b1f2-7c52-7c0e-9d0c-0d2f6a7b8c9d"
+	nobody = "0193b1f2-0000-7c0e-9d0c-0d2f6a7b8c9d" // no order, message or run
+)
 
 // park parks a message and returns its id.
 func (s *site) park(key, payload, errorText string) string {
@@ -129,6 +132,17 @@ func (s *site) park(key, payload, errorText string) string {
 		s.t.Fatal(all, err)
 	}
 	return all[0].ID
+}
+
+// place stores the order that the messages are about.
+func (s *site) place() {
+	s.t.Helper()
+	_, err := s.db.Pool().Exec(s.t.Context(), `
+		INSERT INTO orders (id, customer_id, customer_email, currency, payment_window_ms, due_at, created_at)
+		VALUES ($1, 'c', 'c@example.com', 'EUR', 1000, now() - interval '1 minute', now() - interval '2 minutes')`, order)
+	if err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 const timer = `{"type":"order.timeout","version":1,"order_id":"` + order + `"}`
@@ -278,6 +292,8 @@ func TestOperatorsRepairOnPages(t *testing.T) {
 
 	contains(t, s.post(http.StatusUnprocessableEntity, "/parked/"+first+"/edit", "payload", `{"type":"order.closed","version":1,"order_id":"`+order+`"}`),
 		"what the closer handles", "order.closed") // the input is kept
+	contains(t, s.post(http.StatusUnprocessableEntity, "/parked/"+first+"/edit", "payload", timer), "an order that exists", "&#34;version&#34;:1")
+	s.place()
 	contains(t, s.post(http.StatusOK, "/parked/"+first+"/edit", "payload", timer), "Edited payload", "{&#34;broken&#34;:")
 	contains(t, s.post(http.StatusUnprocessableEntity, "/parked/"+second+"/discard", "reason", " "), "reason")
 	contains(t, s.post(http.StatusOK, "/parked/"+second+"/discard", "reason", "test data"), "discarded", "test data")
@@ -294,7 +310,10 @@ func TestOperatorsRepairOnPages(t *testing.T) {
 	id, _, _ := strings.Cut(rest, `"`)
 	contains(t, s.post(http.StatusOK, "/runs/"+id+"/stop"), "stopping", "2 of 2 settled")
 	contains(t, s.get(http.StatusOK, "/audit"), "ada", "replay stopped", "discard", "edit")
-	for _, path := range []string{"/parked/" + order, "/runs/" + order, "/orders/" + order, "/parked/x", "/runs/x", "/orders/x"} {
+	contains(t, s.post(http.StatusNotFound, "/parked/discard", "class", "panic", "reason", "none"), "no open message fits")
+	contains(t, s.get(http.StatusUnprocessableEntity, "/parked?consumer=nobody"), "consumer")
+	contains(t, s.get(http.StatusUnprocessableEntity, "/parked?status=nowhere"), "status")
+	for _, path := range []string{"/parked/" + nobody, "/runs/" + nobody, "/orders/" + nobody, "/parked/x", "/runs/x", "/orders/x"} {
 		s.get(http.StatusNotFound, path)
 	}
 }

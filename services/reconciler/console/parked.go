@@ -64,7 +64,7 @@ func (f filterForm) filter() (postgres.ParkedFilter, error) {
 	}
 	filter.From, fromErr = readTime("from", f.From)
 	filter.To, toErr = readTime("to", f.To)
-	return filter, errors.Join(orderErr, fromErr, toErr)
+	return filter, errors.Join(reconciler.CheckFilter(filter), orderErr, fromErr, toErr)
 }
 
 // readTime takes what a browser's datetime field sends, in UTC, and RFC 3339.
@@ -95,7 +95,10 @@ type parkedPage struct {
 func (c *Console) listParked(w http.ResponseWriter, r *http.Request) error {
 	p := parkedPage{Filter: readFilter(r.URL.Query()), Status: r.URL.Query().Get("status"), Statuses: postgres.ParkedStatuses}
 	filter, err := p.Filter.filter()
-	if err != nil {
+	query := postgres.ParkedQuery{Filter: filter, Limit: pageSize + 1}
+	var statusErr error
+	query.Status, query.All, statusErr = reconciler.ParseParkedStatus(p.Status)
+	if err := errors.Join(err, statusErr); err != nil {
 		p.Problem = err.Error()
 		return c.showInvalid(w, r, "parked", "parked", "Parked", p)
 	}
@@ -104,10 +107,6 @@ func (c *Console) listParked(w http.ResponseWriter, r *http.Request) error {
 	}
 	for _, g := range p.Groups {
 		p.Total += g.Messages
-	}
-	query := postgres.ParkedQuery{Filter: filter, All: p.Status == "all", Limit: pageSize + 1}
-	if !query.All {
-		query.Status = postgres.ParkedStatus(p.Status)
 	}
 	if before := r.URL.Query().Get("before"); before != "" {
 		id, err := uuid.Parse(before)
@@ -172,10 +171,14 @@ func (c *Console) editParked(w http.ResponseWriter, r *http.Request) error {
 		compact.WriteString(typed) // the contract says what is wrong with it
 	}
 	order, err := reconciler.CheckPayload(m.Consumer, compact.Bytes())
-	if err != nil {
-		return c.showInvalid(w, r, "message", "parked", "Parked message", messagePage{ParkedJSON: reconciler.ShowParked(m), Draft: typed, Problem: err.Error()})
+	if err == nil {
+		err = c.deps.Parked.Edit(r.Context(), operator(r), m.ID, order, compact.Bytes())
 	}
-	if err := c.deps.Parked.Edit(r.Context(), operator(r), m.ID, order, compact.Bytes()); err != nil {
+	var field *domain.FieldError
+	switch {
+	case errors.As(err, &field):
+		return c.showInvalid(w, r, "message", "parked", "Parked message", messagePage{ParkedJSON: reconciler.ShowParked(m), Draft: typed, Problem: err.Error()})
+	case err != nil:
 		return err
 	}
 	if r.PostFormValue("replay") != "" {

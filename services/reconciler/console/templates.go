@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/services/reconciler"
 )
 
 // parseTemplates returns one set a page: the layout with that page's content.
@@ -44,6 +45,8 @@ var functions = template.FuncMap{
 	"change":   change,
 	"short":    func(id any) string { s := fmt.Sprint(id); return s[max(0, len(s)-8):] },
 	"line":     firstLine,
+	"words":    func(name any) string { return strings.ReplaceAll(fmt.Sprint(name), "_", " ") },
+	"detail":   reconciler.DetailWords,
 	"lines":    func(text string) bool { return strings.Contains(text, "\n") },
 	"percent":  func(part, whole int) int { return part * 100 / max(1, whole) },
 	"negative": func(d time.Duration) bool { return d < 0 },
