@@ -88,7 +88,7 @@ type Meter struct {
 	grace     time.Duration
 	logger    *slog.Logger
 
-	missing, surplus, overdue prometheus.Gauge
+	missing, surplus, late prometheus.Gauge
 }
 
 // NewMeter returns a meter that registers its metrics with reg. An order is late when it
@@ -103,7 +103,7 @@ func NewMeter(store DriftStore, delays DelayRecords, queues Queues, namespace st
 		store: store, delays: delays, queues: queues, namespace: namespace, grace: grace, logger: logger,
 		missing: gauge("ordertimeout_drift_missing_timers", "Timers that should be on their way and were not found."),
 		surplus: gauge("ordertimeout_drift_surplus_timers", "Timers that are on their way although no order needs them."),
-		overdue: gauge("ordertimeout_late_orders", "Pending orders that are overdue by more than SWEEP_GRACE."),
+		late:    gauge("ordertimeout_late_orders", "Pending orders that are overdue by more than SWEEP_GRACE."),
 	}
 }
 
@@ -140,7 +140,7 @@ func (m *Meter) show(before *Drift, now Drift) {
 	}
 	m.missing.Set(float64(min(before.MissingTimers, now.MissingTimers)))
 	m.surplus.Set(float64(min(before.SurplusTimers, now.SurplusTimers)))
-	m.overdue.Set(float64(min(before.LateOrders, now.LateOrders)))
+	m.late.Set(float64(min(before.LateOrders, now.LateOrders)))
 }
 
 // Measure measures once. It returns an error that is domain.ErrUnavailable while the
