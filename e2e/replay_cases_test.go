@@ -105,7 +105,7 @@ func TestReplaysOfWhatStillFails(t *testing.T) {
 	}
 	shop.AwaitCount(orders, parkedWith(0))
 
-	var slow, fast, none replayRun
+	var slow, fast, none replayRun // none: over all of nothing
 	parked(t, shop, &slow, "replay", "--all", "--canary", "0", "--rate", "4", "--detach", "--json")
 	if out, code := shop.Command("parked", "replay", "--all"); code != 1 || !strings.Contains(out, slow.ID) {
 		t.Errorf("a second run at once: exit %d: %s", code, out)
@@ -124,17 +124,21 @@ func TestReplaysOfWhatStillFails(t *testing.T) {
 	}
 	shop.AwaitCount(int64(slow.FailedAgain), parkedWith(2))
 	shop.AwaitCount(int64(slow.Skipped), parkedWith(1))
-	parked(t, shop, &none, "replay", "--consumer", "notifier", "--json")
-	if none.Status != "done" || none.Total != 0 {
-		t.Errorf("a run over nothing: %+v", none)
+	if out, code := shop.Command("parked", "replay", "--consumer", "notifier"); code != 1 || !strings.Contains(out, "consumer=notifier") {
+		t.Errorf("a run over nothing: exit %d: %s", code, out)
 	}
 
 	mend()
-	parked(t, shop, &fast, "replay", "--all", "--json")
+	parked(t, shop, &fast, "replay", "--all", "--detach", "--json")
+	awaitRun(t, shop, &fast)
 	if fast.Status != "done" || fast.Skipped != slow.FailedAgain || fast.Handled != slow.Skipped {
 		t.Errorf("replayed twice is the limit: %+v", fast)
 	}
 	parked(t, shop, nil, "discard", "--all", "--reason", "the rest")
+	parked(t, shop, &none, "replay", "--all", "--json")
+	if none.Status != "done" || none.Total != 0 {
+		t.Errorf("a run over all of nothing: %+v", none)
+	}
 	shop.AwaitQuiet(0)
 	shop.CheckInvariants(map[string]int64{"tea": orders})
 }
@@ -193,7 +197,8 @@ func TestReplayOfEveryKindOfDeath(t *testing.T) {
 	shop.Run("closer", "reconciler")
 	shop.AwaitCount(int64(len(kinds)+2), `SELECT count(*) FROM parked_messages WHERE status = 'parked' AND class <> ''`)
 	var run replayRun
-	parked(t, shop, &run, "replay", "--all", "--canary", "0", "--json")
+	parked(t, shop, &run, "replay", "--all", "--canary", "0", "--detach", "--json")
+	awaitRun(t, shop, &run)
 	if run.Status != "done" || run.Handled != len(kinds) || run.Skipped != 2 {
 		t.Errorf("run: %+v", run)
 	}

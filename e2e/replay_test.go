@@ -81,7 +81,11 @@ func TestReplayAfterTheBugIsMended(t *testing.T) {
 		t.Fatalf("groups: %+v", groups)
 	}
 	var run replayRun
-	parked(t, shop, &run, "replay", "--group", groups[0].ID, "--json")
+	if out, code := shop.Command("parked", "replay", "--group", groups[0].ID, "--json"); code != 1 || !strings.Contains(out, "canary_failed") {
+		t.Errorf("a replay that failed: exit %d: %s", code, out)
+	}
+	run.ID = shop.Text(`SELECT id::text FROM replay_runs`)
+	awaitRun(t, shop, &run)
 	if run.Status != "canary_failed" || run.FailedAgain != 1 || run.Skipped != orders-1 {
 		t.Fatalf("the bug is there: %+v", run)
 	}

@@ -49,12 +49,14 @@ func (cmd parkedReplayCmd) Run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if cmd.JSON {
-		return printJSON(out, reconciler.ShowRun(run))
+		err = printJSON(out, reconciler.ShowRun(run))
+	} else {
+		_, err = fmt.Fprintln(out, runWords(run))
 	}
-	if _, err := fmt.Fprintln(out, runWords(run)); err != nil {
+	if err != nil {
 		return err
 	}
-	if left := run.FailedAgain + run.Skipped + run.Unknown; left > 0 {
+	if left := run.FailedAgain + run.Skipped + run.Unknown; left > 0 && !cmd.Detach {
 		return fmt.Errorf("%s still parked or parked again; ordertimeout parked runs %s tells why", messages(left), run.ID)
 	}
 	return nil
