@@ -63,9 +63,9 @@ func (s selection) chosen(all bool) (postgres.ParkedFilter, error) {
 		return filter, err
 	}
 	given := 0
-	byIDs, conditions := filter, filter
-	byIDs, conditions.IDs = postgres.ParkedFilter{IDs: filter.IDs}, nil
-	for _, picks := range []bool{!byIDs.All(), !conditions.All(), all} {
+	conditions := filter
+	conditions.IDs = nil
+	for _, picks := range []bool{len(filter.IDs) > 0, !conditions.All(), all} {
 		if picks {
 			given++
 		}
