@@ -143,12 +143,44 @@ func ofStory(key string) bool {
 	}
 }
 
+// asText writes a header's value as JSON.
 func asText(value any) string {
-	text, err := json.Marshal(value)
+	text, err := json.Marshal(writable(value))
 	if err != nil {
 		return fmt.Sprint(value)
 	}
 	return string(text)
+}
+
+// writable puts text in the place of a time that JSON has no form for, so that such a one
+// does not hide what stands beside it.
+func writable(value any) any {
+	switch v := value.(type) {
+	case amqp.Table:
+		fields := make(map[string]any, len(v))
+		for key, field := range v {
+			fields[key] = writable(field)
+		}
+		return fields
+	case []any:
+		items := make([]any, len(v))
+		for i, item := range v {
+			items[i] = writable(item)
+		}
+		return items
+	case time.Time:
+		if !shown(v) {
+			return v.String()
+		}
+		return v.UTC()
+	}
+	return value
+}
+
+// shown tells that every notation has a form for a time: its year in UTC is 1 to 9999.
+func shown(t time.Time) bool {
+	year := t.UTC().Year()
+	return year >= 1 && year <= 9999
 }
 
 func clip(text string, most int) string {

@@ -148,13 +148,18 @@ type death struct {
 	Time        time.Time `json:"time"`
 }
 
-// lastDeath returns the newest entry, or nothing when there is none that can be read.
+// lastDeath returns the newest entry, or nothing when it cannot be read. The broker puts
+// its own in front of whatever the sender had written there.
 func lastDeath(msg *message.Message) death {
-	var deaths []death
+	var deaths []json.RawMessage
 	if err := json.Unmarshal([]byte(msg.Metadata.Get(metaDeath)), &deaths); err != nil || len(deaths) == 0 {
 		return death{}
 	}
-	return deaths[0]
+	var newest death
+	if err := json.Unmarshal(deaths[0], &newest); err != nil {
+		return death{}
+	}
+	return newest
 }
 
 // parkingKey digests everything of a delivery that stays the same when it comes again.
