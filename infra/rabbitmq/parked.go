@@ -70,6 +70,9 @@ func (t Topology) ReadParked(msg *message.Message, now time.Time) ParkedDelivery
 	p.LastFailedAt = readTime(own(MetaLastFailedAt), orTime(death.Time, now))
 	p.FirstFailedAt = readTime(own(MetaFirstFailedAt), p.LastFailedAt)
 	p.explain(own(metaRoutingKey), death)
+	if p.FirstFailedAt.After(p.LastFailedAt) { // the broker's times are whole seconds, a stranger's anything
+		p.FirstFailedAt = p.LastFailedAt
+	}
 	for key, value := range msg.Metadata {
 		switch {
 		case key == MetaType || key == metaQueue:
@@ -185,14 +188,15 @@ func digest(sum hash.Hash, text string) {
 
 func readTime(text string, missing time.Time) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || t.Year() < 1 || t.Year() > 9999 {
+	if err != nil {
 		return missing
 	}
-	return t
+	return orTime(t, missing)
 }
 
+// orTime replaces a time that cannot be shown too: a list with it would fail as a whole.
 func orTime(t, missing time.Time) time.Time {
-	if t.IsZero() {
+	if t.IsZero() || !shown(t) {
 		return missing
 	}
 	return t
