@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"iter"
 	"regexp"
 	"strings"
 	"time"
@@ -122,23 +122,14 @@ func joinObjects(a, b []byte) []byte {
 // breaks the contract and an UnsupportedEventError for a type or version that this
 // release does not know; both are permanent.
 func DecodeEvent(body []byte) (Event, error) {
-	if err := checkObject(body); err != nil {
+	head, err := readHead(body)
+	if err != nil {
 		return nil, malformed("%w", err)
 	}
-	var head struct {
-		Type    *EventType `json:"type"`
-		Version *int       `json:"version"`
+	if head.Version != EventVersion {
+		return nil, &UnsupportedEventError{Type: clip(string(head.Type), 64), Version: head.Version}
 	}
-	if err := json.Unmarshal(body, &head); err != nil {
-		return nil, malformed("%w", err)
-	}
-	if head.Type == nil || head.Version == nil {
-		return nil, malformed("type and version are required")
-	}
-	if *head.Version != EventVersion {
-		return nil, &UnsupportedEventError{Type: clip(string(*head.Type), 64), Version: *head.Version}
-	}
-	switch *head.Type {
+	switch head.Type {
 	case TypeOrderTimeout:
 		return decodeAs[OrderTimeout](body)
 	case TypeOrderPaid:
@@ -148,7 +139,7 @@ func DecodeEvent(body []byte) (Event, error) {
 	case TypeRefundDue:
 		return decodeRefund(body)
 	default:
-		return nil, &UnsupportedEventError{Type: clip(string(*head.Type), 64), Version: *head.Version}
+		return nil, &UnsupportedEventError{Type: clip(string(head.Type), 64), Version: head.Version}
 	}
 }
 
@@ -194,42 +185,110 @@ func decodeRefund(body []byte) (Event, error) {
 func (e OrderPaid) payment() string { return e.PaymentID }
 func (e RefundDue) payment() string { return e.PaymentID }
 
-// checkObject refuses what encoding/json would let pass or repair: invalid UTF-8,
-// keys that stand twice, and anything that is not one object.
-func checkObject(body []byte) error {
+// readHead reads what every body begins with. It refuses what encoding/json would let
+// pass or repair: invalid UTF-8, keys that stand twice, and anything that is not one
+// object.
+func readHead(body []byte) (head envelope, err error) {
 	if !utf8.Valid(body) {
-		return errors.New("body is not valid UTF-8")
+		return head, errors.New("body is not valid UTF-8")
 	}
 	if !json.Valid(body) { // also bounds the nesting
-		return errors.New("body is not valid JSON")
+		return head, errors.New("body is not valid JSON")
 	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	if first, err := dec.Token(); err != nil || first != json.Delim('{') {
-		return errors.New("body is not a JSON object")
+	if trimmed := bytes.TrimLeft(body, " \t\r\n"); trimmed[0] != '{' {
+		return head, errors.New("body is not a JSON object")
 	}
-	seen := map[string]bool{}
-	for dec.More() {
-		key, err := dec.Token()
+	required := map[string]any{"TYPE": &head.Type, "VERSION": &head.Version}
+	seen := make(map[string]bool, 8)
+	for key, value := range members(body) {
+		name, err := unquote(key)
 		if err != nil {
-			return err
+			return head, err
 		}
-		name, _ := key.(string)
 		folded := foldKey(name)
 		if seen[folded] {
-			return fmt.Errorf("key %q stands twice", clip(name, 64))
+			return head, fmt.Errorf("key %q stands twice", clip(name, 64))
 		}
 		seen[folded] = true
-		var skip json.RawMessage
-		if err := dec.Decode(&skip); err != nil && !errors.Is(err, io.EOF) {
-			return err
+		if field := required[folded]; field != nil && !bytes.Equal(value, []byte("null")) {
+			if err := json.Unmarshal(value, field); err != nil {
+				return head, fmt.Errorf("%s: %w", name, err)
+			}
+			delete(required, folded)
 		}
 	}
-	return nil
+	if len(required) > 0 {
+		return head, errors.New("type and version are required")
+	}
+	return head, nil
+}
+
+// members yields the keys of a valid JSON object with their values, both as they are
+// written, and nothing of the objects in it.
+func members(body []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		at := bytes.IndexByte(body, '{') + 1
+		for {
+			begin := at + bytes.IndexAny(body[at:], `"}`) // before it only space and a comma
+			if body[begin] == '}' {
+				return
+			}
+			end := stringEnd(body, begin)
+			key := body[begin:end]
+			at = end + bytes.IndexByte(body[end:], ':') + 1
+			end = valueEnd(body, at)
+			if !yield(key, bytes.TrimSpace(body[at:end])) {
+				return
+			}
+			at = end
+		}
+	}
+}
+
+// stringEnd returns where the string ends that begins at a quote.
+func stringEnd(body []byte, at int) int {
+	for at++; body[at] != '"'; at++ {
+		if body[at] == '\\' {
+			at++
+		}
+	}
+	return at + 1
+}
+
+// valueEnd returns where the comma or the bracket behind a member's value stands.
+func valueEnd(body []byte, at int) int {
+	for depth := 0; ; at++ {
+		switch body[at] {
+		case '"':
+			at = stringEnd(body, at) - 1
+		case '{', '[':
+			depth++
+		case '}', ']', ',':
+			if depth == 0 {
+				return at
+			}
+			if body[at] != ',' {
+				depth--
+			}
+		}
+	}
+}
+
+func unquote(text []byte) (string, error) {
+	if bytes.IndexByte(text, '\\') < 0 {
+		return string(text[1 : len(text)-1]), nil
+	}
+	var s string
+	err := json.Unmarshal(text, &s)
+	return s, err
 }
 
 // foldKey maps keys that encoding/json takes for the same one to the same text: it
 // ignores case as Unicode folds it, where a long s is an s too.
 func foldKey(name string) string {
+	if ascii(name) {
+		return strings.ToUpper(name) // what the loop below comes to
+	}
 	return strings.Map(func(r rune) rune {
 		least := r
 		for next := unicode.SimpleFold(r); next != r; next = unicode.SimpleFold(next) {
@@ -237,6 +296,15 @@ func foldKey(name string) string {
 		}
 		return least
 	}, name)
+}
+
+func ascii(s string) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 func malformed(format string, args ...any) error {

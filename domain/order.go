@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"net/mail"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -58,14 +57,31 @@ func ParseClosedBy(text string) (ClosedBy, error) {
 // OrderID is a UUID in its canonical lower-case text form.
 type OrderID string
 
-var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-
 // ParseOrderID returns a FieldError for anything that is not a UUID.
 func ParseOrderID(text string) (OrderID, error) {
-	if !uuidForm.MatchString(text) {
+	if !isUUID(text) {
 		return "", &FieldError{Field: "order_id", Got: clip(text, 64), Allowed: "a UUID"}
 	}
 	return OrderID(strings.ToLower(text)), nil
+}
+
+// isUUID checks the form of 36 characters. It is asked several times for each message.
+func isUUID(text string) bool {
+	if len(text) != 36 {
+		return false
+	}
+	for i := range len(text) {
+		c := text[i]
+		switch {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			if c != '-' {
+				return false
+			}
+		case (c < '0' || c > '9') && (c < 'a' || c > 'f') && (c < 'A' || c > 'F'):
+			return false
+		}
+	}
+	return true
 }
 
 // UnmarshalText makes every decoded id a checked one.
@@ -152,6 +168,9 @@ func (o *Order) Snapshot() Snapshot {
 	s.Lines = slices.Clone(s.Lines)
 	return s
 }
+
+// Settled returns the order without its changes, for when they are stored.
+func (o *Order) Settled() *Order { return &Order{s: o.Snapshot()} }
 
 // Changes returns what was decided since Place or Rehydrate.
 func (o *Order) Changes() Changes { return o.changes }
