@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 	"example.com/ordertimeout/infra/smtp"
 	"example.com/ordertimeout/services/closer"
@@ -74,16 +75,20 @@ func (a *app) addRelay() error {
 // faultVariable names the order whose closes fail, in a build that can do so.
 const faultVariable = "FAULT_CLOSE"
 
+// closesInHand is enough for each of the shared transactions to be full while the next
+// one gathers.
+const closesInHand = 1024
+
 func (a *app) addCloser() error {
 	if err := a.broker(); err != nil {
 		return err
 	}
-	orders, err := faulty(a.orders())
+	orders, err := faulty(postgres.NewGroupedOrders(a.orders(), postgres.GroupConfig{}))
 	if err != nil {
 		return err
 	}
 	c := closer.New(orders, a.registry, a.logger.With("service", "closer"))
-	a.consume(rabbitmq.Closer, rabbitmq.SubscriberConfig{}, c.Handle)
+	a.consume(rabbitmq.Closer, rabbitmq.SubscriberConfig{Window: closesInHand}, c.Handle)
 	return nil
 }
 

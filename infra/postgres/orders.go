@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,7 +60,7 @@ func (s *Orders) Place(ctx context.Context, p domain.Placement, key IdempotencyK
 	if err != nil {
 		return nil, false, err
 	}
-	return stored(order), false, nil
+	return order.Settled(), false, nil
 }
 
 // Get returns domain.ErrOrderNotFound when there is no such order.
@@ -113,7 +112,7 @@ func (s *Orders) Update(ctx context.Context, id domain.OrderID, decide func(orde
 	if err != nil {
 		return nil, err
 	}
-	return stored(order), nil
+	return order.Settled(), nil
 }
 
 // PaymentResult is what became of a payment.
@@ -156,7 +155,7 @@ func (s *Orders) Pay(ctx context.Context, p domain.Payment) (PaymentResult, erro
 	if err != nil {
 		return PaymentResult{}, err
 	}
-	result.Order = stored(result.Order)
+	result.Order = result.Order.Settled()
 	return result, nil
 }
 
@@ -245,15 +244,6 @@ func recordedPayment(ctx context.Context, tx pgx.Tx, p domain.Payment) (domain.R
 
 func paymentReused(p domain.Payment) error {
 	return &domain.FieldError{Field: "payment_id", Got: p.ID, Allowed: "an id that was not used for another order, amount or currency"}
-}
-
-// stored returns an order without the changes that are in the database by now.
-func stored(order *domain.Order) *domain.Order {
-	fresh, err := domain.Rehydrate(order.Snapshot())
-	if err != nil {
-		panic(fmt.Sprintf("order that was just stored: %v", err)) // the domain built it
-	}
-	return fresh
 }
 
 func orZero(t *time.Time) time.Time {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +29,26 @@ func lockOrder(ctx context.Context, tx pgx.Tx, id domain.OrderID) (*domain.Order
 		return nil, time.Time{}, domain.ErrOrderNotFound
 	}
 	return order, now, err
+}
+
+// lockOrders locks the orders of ids that nobody else has locked, in the order of their
+// ids, and returns them with the transaction's time.
+func lockOrders(ctx context.Context, tx pgx.Tx, ids []string) (map[domain.OrderID]*domain.Order, time.Time, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT `+orderColumns+`, now() FROM orders o WHERE o.id = ANY($1::text[]::uuid[]) ORDER BY o.id
+		FOR NO KEY UPDATE OF o SKIP LOCKED`, ids)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	var now time.Time
+	orders := make(map[domain.OrderID]*domain.Order, len(ids))
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*domain.Order, error) {
+		return scanOrderAnd(row, &now)
+	})
+	for _, order := range all {
+		orders[order.ID()] = order
+	}
+	return orders, now, err
 }
 
 // lockStock locks the stock of lines in the order of their SKUs and returns it with
@@ -76,25 +98,60 @@ func insertOrder(ctx context.Context, tx pgx.Tx, order *domain.Order, key Idempo
 	return sendBatch(ctx, tx, &batch)
 }
 
-// writeChanges stores what decisions recorded about a locked order.
-func writeChanges(ctx context.Context, tx pgx.Tx, order *domain.Order) error {
-	changes := order.Changes()
+// writeChanges stores what decisions recorded about locked orders, each of them once in
+// orders. It is one statement for each table, however many orders there are.
+func writeChanges(ctx context.Context, tx pgx.Tx, orders ...*domain.Order) error {
+	var changed []domain.Snapshot
+	var moves []domain.StockMove
+	var events []domain.Event
+	for _, order := range orders {
+		changes := order.Changes()
+		if changes.Order {
+			changed = append(changed, order.Snapshot())
+		}
+		moves = append(moves, changes.Stock...)
+		events = append(events, changes.Events...)
+	}
 	var batch pgx.Batch
-	if changes.Order {
-		s := order.Snapshot()
-		batch.Queue(`
-			UPDATE orders SET status = $2, due_at = $3, paid_at = $4, closed_at = $5, closed_by = nullif($6, '')
-			WHERE id = $1`,
-			s.ID, s.Status.String(), s.DueAt, orNull(s.PaidAt), orNull(s.ClosedAt), s.ClosedBy.String())
+	queueOrders(&batch, changed)
+	moves = sumMoves(moves)
+	if len(moves) > 1 { // one row is locked by its own update
+		queueStockLocks(&batch, moves)
 	}
-	if len(changes.Stock) > 1 { // one row is locked by its own update
-		queueStockLocks(&batch, changes.Stock)
-	}
-	queueStock(&batch, changes.Stock)
-	if err := queueEvents(&batch, changes.Events); err != nil {
+	queueStock(&batch, moves)
+	if err := queueEvents(&batch, events); err != nil {
 		return err
 	}
 	return sendBatch(ctx, tx, &batch)
+}
+
+func queueOrders(batch *pgx.Batch, orders []domain.Snapshot) {
+	n := len(orders)
+	if n == 0 {
+		return
+	}
+	ids, statuses, closedBy := make([]string, n), make([]string, n), make([]string, n)
+	dueAt, paidAt, closedAt := make([]time.Time, n), make([]*time.Time, n), make([]*time.Time, n)
+	for i, s := range orders {
+		ids[i], statuses[i], closedBy[i] = string(s.ID), s.Status.String(), s.ClosedBy.String()
+		dueAt[i], paidAt[i], closedAt[i] = s.DueAt, orNull(s.PaidAt), orNull(s.ClosedAt)
+	}
+	batch.Queue(`
+		UPDATE orders o SET status = c.status, due_at = c.due_at, paid_at = c.paid_at, closed_at = c.closed_at, closed_by = nullif(c.closed_by, '')
+		FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[], $6::text[])
+			AS c (id, status, due_at, paid_at, closed_at, closed_by)
+		WHERE o.id = c.id::uuid`, ids, statuses, dueAt, paidAt, closedAt, closedBy)
+}
+
+// sumMoves returns one move for each SKU: an UPDATE that met a row twice would change
+// it once.
+func sumMoves(moves []domain.StockMove) []domain.StockMove {
+	sums := make(map[string]domain.StockMove, len(moves))
+	for _, m := range moves {
+		sum := sums[m.SKU]
+		sums[m.SKU] = domain.StockMove{SKU: m.SKU, Available: sum.Available + m.Available, Held: sum.Held + m.Held, Sold: sum.Sold + m.Sold}
+	}
+	return slices.Collect(maps.Values(sums))
 }
 
 // queueStockLocks locks rows in the order of their SKUs. An UPDATE alone would lock
@@ -124,7 +181,12 @@ func queueStock(batch *pgx.Batch, moves []domain.StockMove) {
 }
 
 func queueEvents(batch *pgx.Batch, events []domain.Event) error {
-	for _, e := range events {
+	n := len(events)
+	if n == 0 {
+		return nil
+	}
+	ids, orders, types, payloads, dueAt := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]*time.Time, n)
+	for i, e := range events {
 		payload, err := domain.EncodeEvent(e)
 		if err != nil {
 			return fmt.Errorf("encoding %s: %w", e.Type(), err)
@@ -133,13 +195,16 @@ func queueEvents(batch *pgx.Batch, events []domain.Event) error {
 		if err != nil {
 			return err
 		}
-		var dueAt *time.Time
+		ids[i], orders[i], types[i], payloads[i] = id.String(), string(e.Order()), string(e.Type()), string(payload)
 		if timer, ok := e.(domain.OrderTimeout); ok {
-			dueAt = &timer.DueAt
+			dueAt[i] = &timer.DueAt
 		}
-		batch.Queue(`INSERT INTO outbox (message_id, order_id, type, payload, due_at) VALUES ($1, $2, $3, $4, $5)`,
-			id.String(), e.Order(), e.Type(), string(payload), dueAt)
 	}
+	batch.Queue(`
+		INSERT INTO outbox (message_id, order_id, type, payload, due_at)
+		SELECT message_id::uuid, order_id::uuid, type, payload::json, due_at
+		FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[]) AS e (message_id, order_id, type, payload, due_at)`,
+		ids, orders, types, payloads, dueAt)
 	return nil
 }
 

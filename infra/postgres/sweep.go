@@ -74,7 +74,7 @@ func (s *Sweep) Close(ctx context.Context, id domain.OrderID, grace time.Duratio
 	if order == nil {
 		return nil, nil
 	}
-	return stored(order), nil
+	return order.Settled(), nil
 }
 
 // lockOverdue does not wait for the order's row. It returns nil unless it got it.

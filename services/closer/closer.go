@@ -72,13 +72,12 @@ func (c *Closer) close(ctx context.Context, id domain.OrderID, by domain.ClosedB
 	if err != nil {
 		return fmt.Errorf("closing order %s: %w", id, err)
 	}
-	logger := c.logger.With("order_id", id, "message_id", messageID)
 	if !closed {
-		logger.Debug("nothing to close", "status", order.Status().String())
+		c.logger.Debug("nothing to close", "order_id", id, "message_id", messageID, "status", order.Status().String())
 		return nil
 	}
 	lateness := time.Since(order.DueAt()) // the database's deadline by this machine's clock
 	c.closings.Add(by, lateness)
-	logger.Info("order closed", "by", by.String(), "due_at", order.DueAt().UTC(), "late", lateness.String())
+	c.logger.Info("order closed", "order_id", id, "message_id", messageID, "by", by.String(), "due_at", order.DueAt().UTC(), "late", lateness.String())
 	return nil
 }
