@@ -26,7 +26,7 @@ func (a *app) addReconciler() error {
 		return err
 	}
 	logger := a.logger.With("service", "reconciler")
-	ingest := reconciler.NewIngest(a.parked(), a.topology, a.registry, logger)
+	ingest := reconciler.NewIngest(postgres.NewGroupedParked(a.parked(), postgres.GroupConfig{}), a.topology, a.registry, logger)
 	a.subscribe("parking", a.topology.ParkingQueue(), rabbitmq.SubscriberConfig{}, ingest.Handle)
 	replayer := reconciler.NewReplayer(a.replays(), a.publisher, a.topology, a.delays.Ladder, replay.Limit, a.registry, logger)
 	sweeper := reconciler.NewSweeper(sweep, postgres.NewSweep(a.db), a.registry, logger)

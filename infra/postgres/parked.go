@@ -91,29 +91,33 @@ var (
 // ID, Status, ParkedAt, GroupID, NextID and Replays are the store's to set. Characters
 // that PostgreSQL cannot keep in text are replaced, never the payload's.
 func (s *Parked) Store(ctx context.Context, key []byte, m ParkedMessage) (stored bool, err error) {
+	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		stored, err = storeParked(ctx, tx, key, m)
+		return err
+	})
+	return stored, err
+}
+
+func storeParked(ctx context.Context, tx pgx.Tx, key []byte, m ParkedMessage) (stored bool, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return false, err
 	}
-	err = s.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if m.PreviousID != "" {
-			if err := settleReplays(ctx, tx, []string{m.PreviousID}, StatusFailedAgain, text(m.Error)); err != nil {
-				return err
-			}
+	if m.PreviousID != "" {
+		if err := settleReplays(ctx, tx, []string{m.PreviousID}, StatusFailedAgain, text(m.Error)); err != nil {
+			return false, err
 		}
-		tag, err := tx.Exec(ctx, `
-			INSERT INTO parked_messages (id, parking_key, consumer, type, message_id, order_id, class, error, group_id, attempts,
-				queue, exchange, routing_key, first_failed_at, last_failed_at, headers, story, payload, previous_id, replays)
-			SELECT $1, $2, $3, $4, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, p.id, coalesce(`+replaysOf+`, 0)
-			FROM (SELECT) AS one LEFT JOIN parked_messages p ON p.id = nullif($19, '')::uuid
-			ON CONFLICT (parking_key) DO NOTHING`,
-			id.String(), key, text(m.Consumer), text(m.Type), text(m.MessageID), string(m.OrderID), text(m.Class), text(m.Error),
-			domain.GroupID(m.Consumer, m.Type, m.Class, m.Error), m.Attempts, text(m.Queue), text(m.Exchange), text(m.RoutingKey),
-			m.FirstFailedAt, m.LastFailedAt, texts(m.Headers), texts(m.Story), m.Payload, m.PreviousID)
-		stored = err == nil && tag.RowsAffected() == 1
-		return err
-	})
-	return stored, err
+	}
+	tag, err := tx.Exec(ctx, `
+		INSERT INTO parked_messages (id, parking_key, consumer, type, message_id, order_id, class, error, group_id, attempts,
+			queue, exchange, routing_key, first_failed_at, last_failed_at, headers, story, payload, previous_id, replays)
+		SELECT $1, $2, $3, $4, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, p.id, coalesce(`+replaysOf+`, 0)
+		FROM (SELECT) AS one LEFT JOIN parked_messages p ON p.id = nullif($19, '')::uuid
+		ON CONFLICT (parking_key) DO NOTHING`,
+		id.String(), key, text(m.Consumer), text(m.Type), text(m.MessageID), string(m.OrderID), text(m.Class), text(m.Error),
+		domain.GroupID(m.Consumer, m.Type, m.Class, m.Error), m.Attempts, text(m.Queue), text(m.Exchange), text(m.RoutingKey),
+		m.FirstFailedAt, m.LastFailedAt, texts(m.Headers), texts(m.Story), m.Payload, m.PreviousID)
+	return err == nil && tag.RowsAffected() == 1, err
 }
 
 // ParkedFilter picks parked messages; a zero field picks all.
