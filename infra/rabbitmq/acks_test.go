@@ -78,10 +78,15 @@ func TestAcksDoNotWaitForASlowMessage(t *testing.T) {
 	if _, singles := a.take(now.Add(ackPatience)); !slices.Equal(singles, []uint64{2}) {
 		t.Fatalf("after patience: singles %v, want 2", singles)
 	}
-	a.done(3, now)
-	a.done(4, now)
-	if _, singles := a.take(now); len(singles) != 2 {
-		t.Fatalf("crowded: singles %v, want 3 and 4", singles)
+	for tag := uint64(3); tag <= 7; tag++ {
+		a.done(tag, now)
+	}
+	if _, singles := a.take(now); len(singles) != 0 {
+		t.Fatalf("not crowded: singles %v, want none", singles)
+	}
+	a.done(8, now)
+	if _, singles := a.take(now); len(singles) != 6 {
+		t.Fatalf("crowded: singles %v, want 3 to 8", singles)
 	}
 	a.done(1, now)
 	if upTo, singles := a.take(now); upTo != 1 || len(singles) != 0 {

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -143,38 +145,57 @@ func ofStory(key string) bool {
 	}
 }
 
-// asText writes a header's value as JSON.
-func asText(value any) string {
-	text, err := json.Marshal(writable(value))
-	if err != nil {
-		return fmt.Sprint(value)
-	}
-	return string(text)
-}
+// asText writes a header's value as JSON. Every dead letter has one that is not text, so
+// this is done without reflection.
+func asText(value any) string { return string(appendJSON(nil, value)) }
 
-// writable puts text in the place of a time that JSON has no form for, so that such a one
-// does not hide what stands beside it.
-func writable(value any) any {
+func appendJSON(out []byte, value any) []byte {
 	switch v := value.(type) {
 	case amqp.Table:
-		fields := make(map[string]any, len(v))
-		for key, field := range v {
-			fields[key] = writable(field)
+		out = append(out, '{')
+		for i, key := range slices.Sorted(maps.Keys(v)) {
+			if i > 0 {
+				out = append(out, ',')
+			}
+			out = append(appendText(out, key), ':')
+			out = appendJSON(out, v[key])
 		}
-		return fields
+		return append(out, '}')
 	case []any:
-		items := make([]any, len(v))
+		out = append(out, '[')
 		for i, item := range v {
-			items[i] = writable(item)
+			if i > 0 {
+				out = append(out, ',')
+			}
+			out = appendJSON(out, item)
 		}
-		return items
+		return append(out, ']')
+	case string:
+		return appendText(out, v)
+	case int64:
+		return strconv.AppendInt(out, v, 10)
 	case time.Time:
-		if !shown(v) {
-			return v.String()
+		if !shown(v) { // JSON has no form for it, and it must not hide what stands beside it
+			return appendText(out, v.String())
 		}
-		return v.UTC()
+		return append(v.UTC().AppendFormat(append(out, '"'), time.RFC3339Nano), '"')
+	default:
+		text, err := json.Marshal(v)
+		if err != nil { // infinity, for example
+			return appendText(out, fmt.Sprint(v))
+		}
+		return append(out, text...)
 	}
-	return value
+}
+
+func appendText(out []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c >= utf8.RuneSelf || c == '"' || c == '\\' {
+			text, _ := json.Marshal(s) // a text is always written
+			return append(out, text...)
+		}
+	}
+	return append(append(append(out, '"'), s...), '"')
 }
 
 // shown tells that every notation has a form for a time: its year in UTC is 1 to 9999.
@@ -193,7 +214,7 @@ func clip(text string, most int) string {
 // foreignHeaders are the headers that a message cannot keep because they are not
 // text, as JSON text; the broker's death history is told apart.
 func foreignHeaders(msg *message.Message) string {
-	foreign := map[string]string{}
+	foreign := amqp.Table{}
 	for key, value := range msg.Metadata {
 		if name, ok := strings.CutPrefix(key, metaReadOnly+"header."); ok && !strings.HasPrefix(name, "x-") {
 			foreign[name] = value

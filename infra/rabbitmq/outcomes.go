@@ -199,6 +199,9 @@ func (o Outcomes) tellStory(moved, msg *message.Message, decision domain.Decisio
 }
 
 func (o Outcomes) log(msg *message.Message, d domain.Decision, err error) {
+	if d.Outcome == domain.Done && !o.Logger.Enabled(msg.Context(), slog.LevelDebug) {
+		return
+	}
 	logger := o.Logger.With("consumer", o.Consumer, "message_id", msg.UUID, "outcome", d.Outcome.String(), "attempt", d.Attempt)
 	switch d.Outcome {
 	case domain.Done:
