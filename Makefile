@@ -10,16 +10,22 @@ DEV     := go run ./e2e/dev
 TEST_FLAGS := -count=1 -p=1 -timeout=20m $(if $(RACE),-race) $(if $(RUN),-run '$(RUN)')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test up down build lint fmt image clean
+.PHONY: help demo test bench bench-full up down build lint fmt image clean
 
 help: ## list what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## start everything, play the story of four orders and end (under 60 s)
 	@$(DEV) exec go run ./e2e/demo
 
 test: ## start what is needed and run all tests (RACE=1, RUN=regexp)
 	$(DEV) exec go test $(TEST_FLAGS) ./...
+
+bench: ## measure against other ways, in under 4 minutes (CHECK=1: fail when a target is missed)
+	go run -C e2e/bench . $(if $(CHECK),-check)
+
+bench-full: ## the same with 40,000 orders, three runs each, and up to a million timers pending
+	go run -C e2e/bench . -full $(if $(CHECK),-check)
 
 up: ## start everything, leave it running and print the URLs
 	@$(DEV) up
@@ -34,6 +40,7 @@ lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## check formatting, suspicious
 	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
 	go vet ./...
 	$< run
+	cd e2e/bench && go vet . && $< run
 	go test -count=1 -run TestImportDirections ./e2e
 
 fmt: ## format the code
