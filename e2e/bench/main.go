@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -110,9 +111,15 @@ func run(ctx context.Context, p plan, root, out string) (missed bool, err error)
 	return r.missed(), errors.Join(r.save(out), r.plot(out))
 }
 
-// drains measures every way with many SKUs, and those that are fast with one hot SKU.
-func (l *lab) drains(ctx context.Context, p plan, r *report) error {
-	fast := []way{&product{}, raw{}, scan{}}
+// contest is a way with the stock that it works on.
+type contest struct {
+	way  way
+	skus int
+}
+
+// contests are every way with many SKUs, and those that are fast with one hot SKU.
+func (l *lab) contests(p plan) []contest {
+	fast := []way{&product{}, raw{}, scan{}, grouped{}}
 	slow := []way{stockWatermill{1}, stockWatermill{32}, &riverQueue{workers: 100}}
 	if l.redis != nil {
 		slow = append(slow, &asynqQueue{workers: 32})
@@ -123,40 +130,38 @@ func (l *lab) drains(ctx context.Context, p plan, r *report) error {
 			slow = append(slow, &asynqQueue{workers: 64}, &asynqQueue{workers: 128})
 		}
 	}
-	for _, way := range append(fast, slow...) {
-		if !strings.Contains(way.name(), p.ways) {
-			continue
-		}
-		if err := l.drainMedian(ctx, way, p, manySKUs, r); err != nil {
-			return err
-		}
+	var all []contest
+	for _, way := range append(slices.Clone(fast), slow...) {
+		all = append(all, contest{way, manySKUs})
 	}
 	for _, way := range fast {
-		if !strings.Contains(way.name(), p.ways) {
-			continue
-		}
-		if err := l.drainMedian(ctx, way, p, hotSKU, r); err != nil {
-			return err
-		}
+		all = append(all, contest{way, hotSKU})
 	}
-	return nil
+	return slices.DeleteFunc(all, func(c contest) bool { return !strings.Contains(c.way.name(), p.ways) })
 }
 
-func (l *lab) drainMedian(ctx context.Context, way way, p plan, skus int, r *report) error {
-	orders := p.orders
-	if one, ok := way.(stockWatermill); ok && one.subscriptions == 1 && !p.full {
-		orders /= 4 // a rate needs no more
-	}
-	var all []drained
+// drains measures all contests once, and then again: what disturbs the machine for some
+// minutes then disturbs all of them.
+func (l *lab) drains(ctx context.Context, p plan, r *report) error {
+	contests := l.contests(p)
+	runs := make([][]drained, len(contests))
 	for range p.runs {
-		d, err := l.drain(ctx, way, load{orders: orders, skus: skus})
-		if err != nil {
-			return fmt.Errorf("%s: %w", way.name(), err)
+		for i, c := range contests {
+			orders := p.orders
+			if one, ok := c.way.(stockWatermill); ok && one.subscriptions == 1 {
+				orders /= 4 // so slow that fewer tell the rate as well
+			}
+			d, err := l.drain(ctx, c.way, load{orders: orders, skus: c.skus})
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.way.name(), err)
+			}
+			sayf("drain %s, %d SKUs: %.0f/s", c.way.name(), c.skus, d.Rate)
+			runs[i] = append(runs[i], d)
 		}
-		sayf("drain %s, %d SKUs: %.0f/s", way.name(), skus, d.Rate)
-		all = append(all, d)
 	}
-	r.Drains = append(r.Drains, drainRow{Way: way.name(), SKUs: skus, Runs: p.runs, drained: medianOf(all)})
+	for i, c := range contests {
+		r.Drains = append(r.Drains, drainRow{Way: c.way.name(), SKUs: c.skus, Runs: p.runs, drained: medianOf(runs[i])})
+	}
 	return nil
 }
 

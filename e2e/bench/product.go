@@ -10,16 +10,18 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"golang.org/x/sync/errgroup"
 
 	"example.com/ordertimeout/domain"
+	"example.com/ordertimeout/infra/postgres"
 	"example.com/ordertimeout/infra/rabbitmq"
 )
 
 const (
-	windows = "30m,2s"
+	windows = "30m,8s,2s"
 	tiers   = "1s,10s,1m,5m,30m"
 
-	wait = 2 * time.Second // the delay queue that the timers of a drain wait in
+	wait = 8 * time.Second // the delay of a drain's timers: all are in the queue before the first fires
 )
 
 // topology is that of a world.
@@ -116,6 +118,45 @@ func (w *world) removeQueues() error {
 		}
 	}
 	return nil
+}
+
+// grouped is the ceiling of the closer's work without a broker: everything is there at
+// once, and each order is decided and committed as the closer does it.
+type grouped struct{}
+
+func (grouped) name() string { return "group commit, no broker" }
+
+func (grouped) load(context.Context, *world) error { return nil }
+
+func (grouped) work(ctx context.Context, w *world) (func() error, error) {
+	ids, err := w.ids(ctx, w.mine()+" ORDER BY id")
+	if err != nil {
+		return nil, err
+	}
+	db, err := postgres.Open(ctx, postgres.Config{URL: w.url, MaxConns: 10})
+	if err != nil {
+		return nil, err
+	}
+	orders := postgres.NewGroupedOrders(postgres.NewOrders(db), postgres.GroupConfig{})
+	stop := inBackground(ctx, func(ctx context.Context) error {
+		time.Sleep(time.Until(w.due))
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(1024) // as many as the closer has in hand
+		for _, id := range ids {
+			group.Go(func() error {
+				_, err := orders.Update(ctx, domain.OrderID(id), func(o *domain.Order, now time.Time) error {
+					_, err := o.Close(domain.ByTimer, now)
+					return err
+				})
+				return err
+			})
+		}
+		return group.Wait()
+	})
+	return func() error {
+		defer db.Close()
+		return stop()
+	}, nil
 }
 
 // product is the closer of this project, as its own process.
