@@ -21,7 +21,7 @@ demo: ## start everything, play the story of four orders and end (under 60 s)
 test: ## start what is needed and run all tests (RACE=1, RUN=regexp)
 	$(DEV) exec go test $(TEST_FLAGS) ./...
 
-bench: ## measure against other ways, in under 4 minutes (CHECK=1: fail when a target is missed)
+bench: ## measure against other ways, in under 3 minutes (CHECK=1: fail when a target is missed)
 	go run -C e2e/bench . $(if $(CHECK),-check)
 
 bench-full: ## the same with 40,000 orders, three runs each, and up to a million timers pending

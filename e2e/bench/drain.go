@@ -31,7 +31,7 @@ type drained struct {
 // drain closes orders that are all due at once.
 func (l *lab) drain(ctx context.Context, way way, load load) (d drained, err error) {
 	orders := load.orders
-	lead := wait + 3*time.Second + time.Duration(orders)*time.Second/5000 + time.Duration(load.pending)*time.Second/4000
+	lead := load.wait() + 3*time.Second + time.Duration(orders)*time.Second/5000 + time.Duration(load.pending)*time.Second/4000
 	due := time.Now().Add(lead).Truncate(time.Millisecond)
 	w, err := l.newWorld(ctx, load, due)
 	if err != nil {

@@ -21,8 +21,17 @@ const (
 	windows = "30m,8s,2s"
 	tiers   = "1s,10s,1m,5m,30m"
 
-	wait = 8 * time.Second // the delay of a drain's timers: all are in the queue before the first fires
+	waitFew, waitMany = 2 * time.Second, 8 * time.Second // of a drain's timers
 )
+
+// wait is how long the timers of a drain lie in their queue: all are in it before the
+// first one fires.
+func (l load) wait() time.Duration {
+	if l.orders <= 10_000 {
+		return waitFew
+	}
+	return waitMany
+}
 
 // topology is that of a world.
 func (w *world) topology() rabbitmq.Topology {
@@ -64,11 +73,11 @@ func (w *world) loadTimers(ctx context.Context) error {
 			return err
 		}
 	}
-	out, err := w.timers(ctx, w.mine()+" ORDER BY id", t.TimerRoute(wait))
+	out, err := w.timers(ctx, w.mine()+" ORDER BY id", t.TimerRoute(w.wait()))
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Until(w.due.Add(-wait)))
+	time.Sleep(time.Until(w.due.Add(-w.wait())))
 	go func() { // the first fire while the last are published
 		defer conn.Close()
 		if err := errors.Join(publisher.PublishAll(context.WithoutCancel(ctx), out)...); err != nil {
