@@ -20,12 +20,14 @@ type way interface {
 
 // drained is what one run of a way measured.
 type drained struct {
-	Rate          float64 // orders closed a second, from the first commit to the last
-	Whole         float64 // orders closed a second, from the deadline to the last commit
-	P50, P99, Max float64 // seconds from the deadline to the commit
-	CPU           float64 // seconds of all processors a thousand orders, the servers' included
-	Memory        float64 // peak resident bytes of our closer
-	Program       float64 // CPU seconds of our closer a thousand orders
+	Rate    float64 `json:"closed_per_second"`               // from the first commit to the last
+	Whole   float64 `json:"closed_per_second_from_deadline"` // to the last commit
+	P50     float64 `json:"p50_seconds"`                     // from the deadline to the commit
+	P99     float64 `json:"p99_seconds"`
+	Max     float64 `json:"max_seconds"`
+	CPU     float64 `json:"machine_cpu_seconds_per_1000"` // the servers' included
+	Program float64 `json:"closer_cpu_seconds_per_1000"`
+	Memory  float64 `json:"closer_peak_bytes"`
 }
 
 // drain closes orders that are all due at once.

@@ -25,9 +25,9 @@ const placeClients = 32 // connections of the load, over HTTP and of pgbench
 
 // placed is what placing orders measured.
 type placed struct {
-	Rate      float64 // orders a second through HTTP
-	PgBench   float64 // of the same statements, sent by pgbench
-	OutboxP99 float64 // seconds from placing to the broker's confirm, while the load lasts
+	Rate      float64 `json:"placed_per_second"`  // through HTTP
+	PgBench   float64 `json:"pgbench_per_second"` // the same statements, sent by pgbench
+	OutboxP99 float64 `json:"outbox_p99_seconds"` // age of the oldest row, while the load lasts
 }
 
 // placing loads the order service through HTTP, with the relay beside it, and then the

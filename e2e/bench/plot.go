@@ -20,7 +20,7 @@ var (
 	others = color.RGBA{0xa8, 0xb3, 0xc4, 0xff}
 )
 
-// plot draws drain.svg and steady.svg.
+// plot draws drain.png and steady.png.
 func (r *report) plot(dir string) error {
 	var errs []error
 	if len(r.Drains) > 0 {
@@ -30,14 +30,14 @@ func (r *report) plot(dir string) error {
 				bars[d.Way] = d.Rate
 			}
 		}
-		errs = append(errs, drawBars(filepath.Join(dir, "drain.svg"), fmt.Sprintf("Orders closed a second, %d due at once", r.Orders), bars))
+		errs = append(errs, drawBars(filepath.Join(dir, "drain.png"), fmt.Sprintf("Orders closed a second, %d due at once", r.Orders), bars))
 	}
 	if len(r.Steady) > 0 {
 		bars := map[string]float64{}
 		for _, s := range r.Steady {
 			bars[s.Way] = s.P99 * 1000
 		}
-		errs = append(errs, drawBars(filepath.Join(dir, "steady.svg"), fmt.Sprintf("Lateness, 99th percentile in ms, %d due a second", steadyRate), bars))
+		errs = append(errs, drawBars(filepath.Join(dir, "steady.png"), fmt.Sprintf("Lateness, 99th percentile in ms, %d due a second", steadyRate), bars))
 	}
 	return errors.Join(errs...)
 }

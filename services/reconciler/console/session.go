@@ -45,7 +45,7 @@ func newSessions(token string) sessions {
 	return sessions{token: httpapi.NewTokenCheck(token), key: mac.Sum(nil), limiter: rate.NewLimiter(signInsPerSecond, signInBurst)}
 }
 
-// value is "name|expiry|signature", each in a form that a cookie can hold.
+// value is "name.expiry.signature", each in a form that a cookie can hold.
 func (s sessions) value(name string, expires time.Time) string {
 	text := base64.RawURLEncoding.EncodeToString([]byte(name)) + "." + strconv.FormatInt(expires.Unix(), 10)
 	return text + "." + s.sign(text)
